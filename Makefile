@@ -1,0 +1,39 @@
+# `make run` does the main job, `make test` checks everything that needs no GPU. Both set up .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TEST_WORKERS ?= auto
+
+.PHONY: run test test-all test-gpu lint clean
+
+run: $(VENV)/.installed
+	$(BIN)/flashwright ladder
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not slow"
+
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(TEST_WORKERS)
+
+# On a machine with a GPU, in whatever environment it has: nothing is installed.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist

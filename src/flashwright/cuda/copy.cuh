@@ -1,0 +1,90 @@
+// Moving blocks of rows × d_head elements between global memory, shared memory and registers.
+#pragma once
+#include "layout.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/memory.cuh"
+
+// The part of a block that one of `threads` threads moves: one 16-byte vector per pass, always of the same
+// column, so that neighbouring threads move neighbouring vectors of a row.
+template <int rows, int threads> struct BlockSlice {
+    static constexpr int vectors_per_row = cfg::d_head / 8;
+    static constexpr int rows_per_pass = threads / vectors_per_row;
+    static constexpr int passes = rows / rows_per_pass;
+    static_assert(threads % vectors_per_row == 0 && rows % rows_per_pass == 0, "every pass moves whole rows");
+
+    int first_row, vector;
+
+    DEVICE explicit BlockSlice(int thread)
+        : first_row(thread / vectors_per_row), vector(thread % vectors_per_row) {}
+
+    DEVICE int row(int pass) const { return first_row + pass * rows_per_pass; }
+
+    // Passes that move on by whole swizzle periods differ by a constant, and so need one address register.
+    DEVICE uint32 shared_offset(int pass) const {
+        constexpr int passes_per_period =
+            rows_per_pass % layout::swizzle_period_rows ? layout::swizzle_period_rows / rows_per_pass : 1;
+        int periods = pass / passes_per_period, rest = pass % passes_per_period;
+        return vector_offset<rows>(row(rest), vector) +
+               periods * (passes_per_period * rows_per_pass * layout::row_bytes);
+    }
+
+    DEVICE int64 global_offset(int pass, int64 row_stride) const {
+        return first_row * row_stride + vector * 16 + pass * (rows_per_pass * row_stride);
+    }
+};
+
+// Starts (cp.async) or does (through registers) the copy of a block.
+template <int rows>
+DEVICE void copy_GM2SM(uint32 shared, const char *global, int64 row_stride) {
+    const BlockSlice<rows, shape::threads> slice(threadIdx.x);
+#pragma unroll
+    for (int pass = 0; pass < slice.passes; ++pass) {
+        const char *source = global + slice.global_offset(pass, row_stride);
+        uint32 target = shared + slice.shared_offset(pass);
+        if constexpr (cfg::async_copy)
+            cp_async_16B(target, source);
+        else
+            store_shared_16B(target, load_global_16B(source));
+    }
+    if constexpr (cfg::async_copy)
+        cp_async_commit_group();
+}
+
+// Waits for this thread's copies but the `pending` latest; a barrier must follow before other threads' parts are
+// read.
+template <int pending> DEVICE void wait_for_copies() {
+    if constexpr (cfg::async_copy)
+        cp_async_wait_group<pending>();
+}
+
+// Rounds a warp's accumulators to 16 bits and writes them into its rows of a block of shared memory.
+template <int rows, int row_tiles, int column_tiles>
+DEVICE void copy_RF2SM(uint32 shared, int first_row, const float (&c)[row_tiles][column_tiles][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < column_tiles; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                int row = first_row + 16 * m + 8 * half + lane / 4;
+                store_shared_4B(shared + vector_offset<rows>(row, n) + lane % 4 * 4,
+                                pack_16bit<cfg::dtype>(c[m][n][2 * half], c[m][n][2 * half + 1]));
+            }
+}
+
+// Writes a warp's rows of a block in shared memory to global memory, whole rows at a time.
+template <int rows, int warp_rows>
+DEVICE void copy_SM2GM(char *global, int64 row_stride, uint32 shared, int first_row) {
+    const BlockSlice<warp_rows, 32> slice(threadIdx.x % 32);
+#pragma unroll
+    for (int pass = 0; pass < slice.passes; ++pass) {
+        Vector16B v = load_shared_16B(shared + vector_offset<rows>(first_row + slice.row(pass), slice.vector));
+        char *target = global + first_row * row_stride + slice.global_offset(pass, row_stride);
+        if constexpr (cfg::streaming_stores)
+            store_global_streaming_16B(target, v);
+        else
+            store_global_16B(target, v);
+    }
+}

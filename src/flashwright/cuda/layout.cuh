@@ -1,0 +1,34 @@
+// Where the elements of a block lie in shared memory, and of a tensor in global memory.
+#pragma once
+#include "arguments.cuh"
+
+// Moves each 16-byte vector of a bank line to the place given by the line's index, so that the same column of
+// consecutive rows lies in different banks. With the mask 0 it moves nothing.
+DEVICE uint32 swizzle(uint32 offset) {
+    return offset ^ ((offset & layout::swizzle_mask) >> layout::swizzle_shift);
+}
+
+// Byte offset of 16-byte vector `vector` of row `row` in a block of `rows` rows.
+template <int rows> DEVICE uint32 vector_offset(uint32 row, uint32 vector) {
+    uint32 panel = vector / layout::panel_vectors;
+    return panel * (rows * layout::row_bytes) +
+           swizzle(row * layout::row_bytes + vector % layout::panel_vectors * 16);
+}
+
+// Byte offset of the 16×16 block at row 16·`block_row`, column 16·`block_column`, for a lane whose place in
+// block (0, 0) is `lane_offset`. Rows move by whole swizzle periods, so they add; columns XOR.
+template <int rows> DEVICE uint32 block_offset(uint32 lane_offset, int block_row, int block_column) {
+    int panel = 2 * block_column / layout::panel_vectors;
+    int vector = 2 * block_column % layout::panel_vectors;
+    return panel * (rows * layout::row_bytes) + block_row * (16 * layout::row_bytes) +
+           (lane_offset ^ (vector * 16));
+}
+
+DEVICE int64 row_stride_bytes(const TensorView &tensor) {
+    return 2 * (cfg::static_row_stride ? cfg::static_row_stride : tensor.row_stride);
+}
+
+// The first row of a (batch, head) pair.
+DEVICE char *head_start(const TensorView &tensor, int batch, int head) {
+    return tensor.data + 2 * (batch * tensor.batch_stride + head * tensor.head_stride);
+}

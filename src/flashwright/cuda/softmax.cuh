@@ -1,0 +1,135 @@
+// The online softmax of one warp's rows.
+#pragma once
+#include "ptx/convert.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/shuffle.cuh"
+#include "types.cuh"
+
+constexpr float log2_e = 1.4426950408889634f;
+constexpr float ln_2 = 0.6931471805599453f;
+constexpr float negative_infinity = __builtin_bit_cast(float, 0xff800000);
+
+// Per row: the maximum score so far, and the sum of the exponentials relative to it. A thread has two rows of each
+// 16-row tile, as in an mma accumulator: row lane/4 ("half" 0) and row lane/4 + 8 ("half" 1).
+template <int row_tiles> struct OnlineSoftmax {
+    float row_max[row_tiles][2];
+    // Of half h at 2h. A thread's part of the sum, to be added over the four lanes of a row at the end; or the sum
+    // itself, in all columns of an accumulator, if the tensor cores add.
+    float row_sum[row_tiles][4] = {};
+    // What a score is multiplied by: log2(e)·scale for exp2, or the scale alone for exp.
+    float scale;
+
+    DEVICE explicit OnlineSoftmax(float softmax_scale)
+        : scale(cfg::optimized_softmax ? softmax_scale * log2_e : softmax_scale) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+            row_max[m][0] = row_max[m][1] = negative_infinity;
+    }
+
+    // Turns the scores S into exponentials and rescales O and the sums to the new row maxima. In the first step
+    // there is nothing yet to rescale.
+    template <bool first, int S_column_tiles, int O_column_tiles>
+    DEVICE void step(float (&S)[row_tiles][S_column_tiles][4], float (&O)[row_tiles][O_column_tiles][4]) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float maximum = quad_max(scaled_maximum(S[m], half));
+                if constexpr (!first) {
+                    maximum = fmaxf(maximum, row_max[m][half]);
+                    float shrink = exponential(row_max[m][half], maximum, maximum * scale);
+                    row_sum[m][2 * half] *= shrink;
+                    scale_row(O[m], half, shrink);
+                }
+                row_max[m][half] = maximum;
+                exponentiate(S[m], half, maximum, row_sum[m][2 * half]);
+            }
+    }
+
+    // Adds the rows of P to the sums on the tensor cores, as P times a matrix of ones.
+    template <class PFragments> DEVICE void add_row_sums(PFragments &P) {
+        const uint32 one = pack_16bit<cfg::dtype>(1, 1), ones[2] = {one, one};
+#pragma unroll
+        for (int tile = 0; tile < PFragments::tiles; ++tile)
+#pragma unroll
+            for (int step = 0; step < PFragments::steps_per_tile; ++step)
+#pragma unroll
+                for (int m = 0; m < row_tiles; ++m)
+                    mma_m16n8k16<cfg::dtype>(row_sum[m], P.block(tile, step, m), ones);
+    }
+
+    // Divides O by the row sums. Afterwards `row_sum` holds the sum over the whole row.
+    template <int O_column_tiles> DEVICE void normalize(float (&O)[row_tiles][O_column_tiles][4]) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float &sum = row_sum[m][2 * half];
+                if constexpr (!cfg::mma_row_sum)
+                    sum = quad_sum(sum);
+                scale_row(O[m], half, reciprocal_approx(sum));
+            }
+    }
+
+    // log(sum of exp of the scaled scores) of a row, after `normalize`.
+    DEVICE float log_sum_exp(int m, int half) const {
+        float maximum = cfg::optimized_softmax ? row_max[m][half] * scale * ln_2 : row_max[m][half];
+        return maximum + log2_approx(row_sum[m][2 * half]) * ln_2;
+    }
+
+  private:
+    // The maximum of a thread's scores of a row; without the optimised softmax, scales them on the way.
+    template <int column_tiles> DEVICE float scaled_maximum(float (&S)[column_tiles][4], int half) const {
+        float maximum = negative_infinity;
+#pragma unroll
+        for (int n = 0; n < column_tiles; ++n)
+#pragma unroll
+            for (int i = 2 * half; i < 2 * half + 2; ++i) {
+                if constexpr (!cfg::optimized_softmax)
+                    S[n][i] *= scale;
+                maximum = fmaxf(maximum, S[n][i]);
+            }
+        return maximum;
+    }
+
+    // exp of a score relative to the row's maximum: one fused multiply-add and one exp2, if optimised.
+    DEVICE float exponential(float score, float maximum, float maximum_times_scale) const {
+        return cfg::optimized_softmax ? exp2_approx(score * scale - maximum_times_scale) : expf(score - maximum);
+    }
+
+    template <int column_tiles>
+    DEVICE void exponentiate(float (&S)[column_tiles][4], int half, float maximum, float &sum) const {
+#pragma unroll
+        for (int n = 0; n < column_tiles; ++n) {
+            float &left = S[n][2 * half], &right = S[n][2 * half + 1];
+            left = exponential(left, maximum, maximum * scale);
+            right = exponential(right, maximum, maximum * scale);
+            if constexpr (!cfg::mma_row_sum)
+                sum += left + right;
+        }
+    }
+
+    template <int column_tiles> static DEVICE void scale_row(float (&c)[column_tiles][4], int half, float factor) {
+#pragma unroll
+        for (int n = 0; n < column_tiles; ++n) {
+            c[n][2 * half] *= factor;
+            c[n][2 * half + 1] *= factor;
+        }
+    }
+};
+
+// The exponentials as the A operand of O += PV: the accumulators of two 8-column tiles are one 16×16 block.
+template <class PFragments, int row_tiles, int column_tiles>
+DEVICE void round_to_operand(PFragments &P, const float (&S)[row_tiles][column_tiles][4]) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < column_tiles; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                int k = n / 2;
+                P.block(k / PFragments::steps_per_tile, k % PFragments::steps_per_tile, m)[n % 2 * 2 + half] =
+                    pack_16bit<cfg::dtype>(S[m][n][2 * half], S[m][n][2 * half + 1]);
+            }
+}
