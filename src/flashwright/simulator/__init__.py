@@ -1,0 +1,24 @@
+"""Execute PTX on the CPU, exactly, with counters and hazard detection.
+
+The simulator knows PTX and the CUDA execution model and nothing of what a kernel computes. Everything a user
+needs is here: `SimulatedGPU` holds memory and loads modules, `Module.launch` runs a kernel and returns a
+`Run`, and a faulty kernel raises `SimulationError`.
+"""
+
+from .counters import InstructionCounts
+from .errors import OtherParty, SimulationError
+from .gpu import SimulatedGPU
+from .module import Module
+from .ptx.lexer import PtxSyntaxError
+from .run import LaunchCounters, Run
+
+__all__ = [
+    "InstructionCounts",
+    "LaunchCounters",
+    "Module",
+    "OtherParty",
+    "PtxSyntaxError",
+    "Run",
+    "SimulatedGPU",
+    "SimulationError",
+]

@@ -1,0 +1,51 @@
+"""The simulated device: its memory, and modules loaded on it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .architecture import architecture
+from .memory.global_memory import GlobalMemory
+from .module import Module
+
+
+class SimulatedGPU:
+    """A GPU without a GPU. Addresses are plain integers, as with the CUDA driver.
+
+    >>> gpu = SimulatedGPU("sm_80")
+    >>> pointer = gpu.to_device(np.arange(4, dtype=np.float32))
+    >>> gpu.to_host(pointer)
+    array([0., 1., 2., 3.], dtype=float32)
+    """
+
+    def __init__(self, arch: str = "sm_80") -> None:
+        self.architecture = architecture(arch)
+        self.memory = GlobalMemory()
+        self._arrays: dict[int, tuple[np.dtype, tuple[int, ...]]] = {}
+
+    def to_device(self, array: np.ndarray) -> int:
+        """Copy an array to new device memory; returns its address."""
+        array = np.ascontiguousarray(array) if array.ndim else array
+        address = self.allocate(array.nbytes)
+        self.memory.write(address, array)
+        self._arrays[address] = (array.dtype, array.shape)
+        return address
+
+    def to_host(self, address: int) -> np.ndarray:
+        """The array at an address from `to_device`, with its dtype and shape (bytes after `allocate`)."""
+        allocation = self.memory.allocation(address)
+        dtype, shape = self._arrays.get(address, (np.dtype(np.uint8), (allocation.size,)))
+        return np.frombuffer(self.memory.read(address, allocation.size), np.uint8).copy().view(dtype).reshape(shape)
+
+    def allocate(self, nbytes: int) -> int:
+        """New device memory with undefined content (NaN patterns); returns its address."""
+        return self.memory.allocate(nbytes)
+
+    def free(self, address: int) -> None:
+        """Release memory; a kernel that still touches it is stopped with an error."""
+        self.memory.free(address)
+        self._arrays.pop(address, None)
+
+    def load(self, ptx_text: str) -> Module:
+        """Parse and bind a PTX module; an instruction this simulator does not know is refused here."""
+        return Module(self, ptx_text)

@@ -1,0 +1,205 @@
+"""cvt between all types, with rounding, saturation and packing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from .. import numerics as num
+from ..binding import Binder
+from ..ptx.syntax import Instruction
+from ..ptx.types import TYPES, PtxType
+from ..registry import Unsupported, instruction
+
+if TYPE_CHECKING:
+    from ..wave import Wave
+
+Execute = Callable[..., Any]
+
+_INTEGER_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_U16, _U32 = np.dtype(np.uint16), np.dtype(np.uint32)
+_FP8 = {"e4m3x2": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2x2": np.dtype(ml_dtypes.float8_e5m2)}
+
+
+@instruction("cvt")
+def cvt(syntax: Instruction, bind: Binder) -> Execute:
+    if syntax.has("pack"):
+        raise Unsupported("cvt.pack")
+    if any(m in _FP8 for m in syntax.modifiers):
+        return _fp8(syntax, bind)
+    result, source = (TYPES[name] for name in [m for m in syntax.modifiers if m in TYPES][:2])
+    if result.kind == "packed":
+        return _pack_halves(syntax, bind, result, source)
+    if syntax.has("tf32"):
+        return _to_tf32(syntax, bind)
+    if result.is_float and source.is_float:
+        compute = _float_to_float(syntax, result, source)
+    elif result.is_float:
+        compute = _integer_to_float(syntax, result, source)
+    elif source.is_float:
+        compute = _float_to_integer(syntax, result, source)
+    else:
+        compute = _integer_to_integer(syntax, result, source)
+    return bind.elementwise(syntax, compute, result, source)
+
+
+def _integer_to_integer(syntax: Instruction, result: PtxType, source: PtxType) -> Callable[[Any], Any]:
+    if not syntax.has("sat"):
+        return lambda a: a.astype(result.dtype)
+    limits, own = np.iinfo(result.dtype), np.iinfo(source.dtype)
+    low, high = max(limits.min, own.min), min(limits.max, own.max)
+    return lambda a: np.clip(a, source.dtype.type(low), source.dtype.type(high)).astype(result.dtype)
+
+
+def _integer_to_float(syntax: Instruction, result: PtxType, source: PtxType) -> Callable[[Any], Any]:
+    mode = next((m for m in syntax.modifiers if m in num.ROUNDING_MODES), "rn")
+    clamp = syntax.has("sat")
+
+    def compute(a: Any) -> Any:
+        value = _round_integer(a, result, mode)
+        return num.saturate(value) if clamp else value
+
+    return compute
+
+
+def _round_integer(a: Any, result: PtxType, mode: str) -> Any:
+    if result.kind == "f" and mode == "rn" and result.bits >= 32:
+        return a.astype(result.dtype)
+    # A double holds integers up to 53 bits; the rest of a 64-bit one only matters for rounding, so keep it as
+    # the error of a sum of its two halves.
+    high = (a >> a.dtype.type(min(32, a.dtype.itemsize * 8 - 1))).astype(num.F64) * 2.0 ** min(
+        32, a.dtype.itemsize * 8 - 1
+    )
+    low = (a & a.dtype.type((1 << min(32, a.dtype.itemsize * 8 - 1)) - 1)).astype(num.F64)
+    exact, error = num.two_sum(high, low)
+    value = num.odd(exact, error)
+    if result.kind == "bf":
+        return num.f64_to_bf16(value)
+    if result.bits == 64:
+        raise Unsupported(f"cvt.{mode} from integer to f64")
+    return num.round_to(value, result.dtype, mode)
+
+
+def _widen(a: Any, source: PtxType) -> Any:
+    return num.bf16_to_f32(a) if source.kind == "bf" else a
+
+
+def _float_to_integer(syntax: Instruction, result: PtxType, source: PtxType) -> Callable[[Any], Any]:
+    """Rounded, then clamped to the range. NaN: zero, or the top bit alone where 64 bits are involved."""
+    rounding = next(_INTEGER_ROUNDING[m] for m in syntax.modifiers if m in _INTEGER_ROUNDING)
+    limits = np.iinfo(result.dtype)
+    flush = syntax.has("ftz") and source.bits == 32
+    has_64 = source.bits == 64 or result.bits == 64
+    for_nan = np.array(1 << (result.bits - 1) if has_64 else 0, np.uint64).astype(result.raw).view(result.dtype)
+    # 2^63 and 2^64 are doubles, their predecessors are not: compare with the first value out of range.
+    above = float(limits.max) + (1.0 if result.bits < 64 else 0.0)
+
+    def compute(a: Any) -> Any:
+        value = _widen(a, source)
+        value = rounding((num.flush_subnormals(value) if flush else value).astype(num.F64))
+        too_high, too_low, nan = value >= above, value < float(limits.min), np.isnan(value)
+        inside = np.where(too_high | too_low | nan, 0.0, value).astype(result.dtype)
+        clamped = np.where(too_high, limits.max, np.where(too_low, limits.min, inside))
+        return np.where(nan, for_nan, clamped.astype(result.dtype))
+
+    return compute
+
+
+def _float_to_float(syntax: Instruction, result: PtxType, source: PtxType) -> Callable[[Any], Any]:
+    mode = next((m for m in syntax.modifiers if m in num.ROUNDING_MODES), "rn")
+    to_integral = next((_INTEGER_ROUNDING[m] for m in syntax.modifiers if m in _INTEGER_ROUNDING), None)
+    flush = syntax.has("ftz")
+    clamp, rectify = syntax.has("sat"), syntax.has("relu")
+
+    def compute(a: Any) -> Any:
+        value = _widen(a, source)
+        if flush and value.dtype == num.F32:
+            value = num.flush_subnormals(value)
+        if to_integral is not None:
+            value = to_integral(value)
+        if clamp:
+            value = num.saturate(value)
+        if rectify:
+            value = np.where(value < 0, value.dtype.type(0), value)
+        return narrow(value)
+
+    def narrow(value: Any) -> Any:
+        if result.kind == "bf":
+            if value.dtype == num.F64:
+                return num.f64_to_bf16(value)
+            return num.f32_to_bf16(value.astype(num.F32), mode)
+        if result.bits == 16:
+            return value if value.dtype == num.F16 else num.f32_to_f16(value, mode)
+        if result.bits == 32:
+            rounded = num.round_to(value, num.F32, mode) if value.dtype == num.F64 else value.astype(num.F32)
+            return num.flush_subnormals(rounded) if flush else rounded
+        return value.astype(num.F64)
+
+    return compute
+
+
+def _pack_halves(syntax: Instruction, bind: Binder, result: PtxType, source: PtxType) -> Execute:
+    """``cvt.rn.bf16x2.f32 d, a, b``: a becomes the high half, b the low one."""
+    if source.name != "f32" or len(syntax.operands) != 3:
+        raise Unsupported("packed conversion from this type")
+    is_bf16 = result.name == "bf16x2"
+    mode = next((m for m in syntax.modifiers if m in num.ROUNDING_MODES), "rn")
+    rectify, finite = syntax.has("relu"), syntax.has("satfinite")
+    largest = np.float32(3.3895314e38 if is_bf16 else 65504.0)
+
+    def narrow(value: Any) -> Any:
+        if rectify:
+            value = np.where(value < 0, np.float32(0), value)
+        if finite:
+            value = np.clip(value, -largest, largest)
+        return num.f32_to_bf16(value, mode) if is_bf16 else num.f32_to_f16(value, mode).view(_U16)
+
+    def compute(high: Any, low: Any) -> Any:
+        return (narrow(high).astype(_U32) << np.uint32(16)) | narrow(low)
+
+    return bind.elementwise(syntax, compute, TYPES["b32"], source, source)
+
+
+def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
+    """Single precision to 10 bits of mantissa: .rna rounds ties away, .rn to even."""
+    ties_away = syntax.has("rna")
+
+    def compute(a: Any) -> Any:
+        bits = a.view(_U32)
+        if ties_away:
+            rounded = bits + np.uint32(0x1000)
+        else:
+            rounded = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+        rounded = rounded & np.uint32(0xFFFFE000)
+        return np.where(np.isfinite(a), rounded, bits)
+
+    return bind.elementwise(syntax, compute, TYPES["b32"], TYPES["f32"])
+
+
+def _fp8(syntax: Instruction, bind: Binder) -> Execute:
+    """Pairs of 8-bit floats: from two f32 (or f16x2) with .satfinite, and to f16x2."""
+    name = next(m for m in syntax.modifiers if m in _FP8)
+    fp8 = _FP8[name]
+    to_fp8 = syntax.modifiers.index(name) < len(syntax.modifiers) - 1
+    if to_fp8 and syntax.modifiers[-1] == "f32":
+        largest = np.float32(ml_dtypes.finfo(fp8).max)
+
+        def narrow(value: Any) -> Any:
+            return np.clip(value, -largest, largest).astype(fp8).view(np.uint8)
+
+        def pack(high: Any, low: Any) -> Any:
+            return (narrow(high).astype(_U16) << np.uint16(8)) | narrow(low)
+
+        return bind.elementwise(syntax, pack, TYPES["b16"], TYPES["f32"], TYPES["f32"])
+    if to_fp8 or "f16x2" not in syntax.modifiers:
+        raise Unsupported("this conversion of 8-bit floats")
+    put = bind.destination(syntax.operands[0], TYPES["b32"])
+    (get,) = bind.sources(syntax.operands[1:], TYPES["b16"])
+
+    def execute(wave: Wave) -> None:
+        put(wave, np.ascontiguousarray(get(wave)).view(fp8).astype(num.F16).view(_U32))
+
+    return execute

@@ -1,0 +1,181 @@
+"""Arithmetic of f32 and f64: rounding modes, .ftz, .sat, fused multiply-add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import numerics as num
+from ..binding import Binder, data_type
+from ..ptx.syntax import Instruction
+from ..ptx.types import PtxType
+from ..registry import Unsupported, instruction
+
+Execute = Callable[..., Any]
+Compute = Callable[..., Any]
+
+FLOATS = ("f32", "f64")
+
+
+def rounding_mode(syntax: Instruction) -> str:
+    return next((m for m in syntax.modifiers if m in num.ROUNDING_MODES), "rn")
+
+
+def with_modifiers(syntax: Instruction, ptx_type: PtxType, compute: Compute) -> Compute:
+    """``.ftz`` on inputs and output, then ``.sat``."""
+    flush = syntax.has("ftz") and ptx_type.bits == 32
+    clamp = syntax.has("sat")
+    if not flush and not clamp:
+        return compute
+
+    def wrapped(*values: Any) -> Any:
+        if flush:
+            values = tuple(num.flush_subnormals(value) for value in values)
+        result = compute(*values)
+        if flush:
+            result = num.flush_subnormals(result)
+        return num.saturate(result) if clamp else result
+
+    return wrapped
+
+
+def _rounded_f64(mode: str, exact: Callable[..., tuple[Any, Any]]) -> Compute:
+    """A double operation with a directed rounding, from its nearest result and exact error."""
+
+    def compute(*values: Any) -> Any:
+        result, error = exact(*values)
+        error = np.where(np.isfinite(result), error, 0.0)
+        if mode == "rz":
+            step = (error != 0) & ((error < 0) != (result < 0))
+            return np.where(step, np.nextafter(result, 0.0), result)
+        if mode == "rm":
+            return np.where(error < 0, np.nextafter(result, -np.inf), result)
+        return np.where(error > 0, np.nextafter(result, np.inf), result)
+
+    return compute
+
+
+def _sum(ptx_type: PtxType, mode: str) -> Compute:
+    if mode == "rn":
+        return np.add
+    if ptx_type.bits == 64:
+        return _rounded_f64(mode, num.two_sum)
+    return lambda a, b: num.round_to(num.exact_sum(a, b), num.F32, mode)
+
+
+def _product(ptx_type: PtxType, mode: str) -> Compute:
+    if mode == "rn":
+        return np.multiply
+    if ptx_type.bits == 64:
+        return _rounded_f64(mode, num.two_product)
+    return lambda a, b: num.round_to(a.astype(num.F64) * b.astype(num.F64), num.F32, mode)
+
+
+@instruction("add", "sub", "mul", types=FLOATS)
+def add_sub_mul(syntax: Instruction, bind: Binder) -> Execute:
+    ptx_type = data_type(syntax)
+    mode = rounding_mode(syntax)
+    if syntax.root == "mul":
+        compute = _product(ptx_type, mode)
+    elif syntax.root == "add":
+        compute = _sum(ptx_type, mode)
+    elif mode == "rn":
+        compute = np.subtract
+    else:
+        total = _sum(ptx_type, mode)
+
+        def compute(a: Any, b: Any) -> Any:
+            return total(a, -b)
+
+    return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), ptx_type, ptx_type, ptx_type)
+
+
+@instruction("fma", "mad", types=FLOATS)
+def fma(syntax: Instruction, bind: Binder) -> Execute:
+    ptx_type = data_type(syntax)
+    mode = rounding_mode(syntax)
+    if ptx_type.bits == 64:
+        if mode != "rn":
+            raise Unsupported(f"fma.{mode}.f64")
+        compute: Compute = num.fma_f64
+    elif mode == "rn":
+        compute = num.fma_f32
+    else:
+
+        def compute(a: Any, b: Any, c: Any) -> Any:
+            return num.round_to(num.exact_fma(a, b, c), num.F32, mode)
+
+    return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), *[ptx_type] * 4)
+
+
+def _via_double(compute: Compute, mode: str) -> Compute:
+    """f32 division, reciprocal or root with a directed rounding.
+
+    The double result is not exact, but a quotient or root of 24-bit numbers is either a 24-bit number itself
+    or too far from one for the double to reach it, so comparing with the double decides correctly.
+    """
+    return lambda *values: num.round_to(compute(*(value.astype(num.F64) for value in values)), num.F32, mode)
+
+
+@instruction("div", types=FLOATS)
+def div(syntax: Instruction, bind: Binder) -> Execute:
+    """.approx and .full are computed correctly rounded."""
+    ptx_type = data_type(syntax)
+    compute = _directed(np.divide, ptx_type, rounding_mode(syntax), "div")
+    return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), ptx_type, ptx_type, ptx_type)
+
+
+@instruction("rcp", "sqrt", types=FLOATS)
+def reciprocal_and_root(syntax: Instruction, bind: Binder) -> Execute:
+    """.approx is computed correctly rounded."""
+    ptx_type = data_type(syntax)
+    functions: dict[str, Compute] = {"rcp": lambda a: a.dtype.type(1) / a, "sqrt": np.sqrt}
+    compute = _directed(functions[syntax.root], ptx_type, rounding_mode(syntax), syntax.root)
+    return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), ptx_type, ptx_type)
+
+
+def _directed(compute: Compute, ptx_type: PtxType, mode: str, name: str) -> Compute:
+    if mode == "rn":
+        return compute
+    if ptx_type.bits == 64:
+        raise Unsupported(f"{name}.{mode}.f64")
+    return _via_double(compute, mode)
+
+
+@instruction("neg", "abs", types=FLOATS)
+def neg_abs(syntax: Instruction, bind: Binder) -> Execute:
+    ptx_type = data_type(syntax)
+    compute = with_modifiers(syntax, ptx_type, np.negative if syntax.root == "neg" else np.abs)
+    return bind.elementwise(syntax, compute, ptx_type, ptx_type)
+
+
+@instruction("min", "max", types=FLOATS)
+def min_max(syntax: Instruction, bind: Binder) -> Execute:
+    ptx_type = data_type(syntax)
+    operation = num.minimum if syntax.root == "min" else num.maximum
+    propagate = syntax.has("NaN")
+    flip_sign = syntax.has("xorsign")
+    raw = ptx_type.raw
+    sign_bit = raw.type(1 << (ptx_type.bits - 1))
+
+    def compute(*values: Any) -> Any:
+        magnitudes = [np.abs(value) for value in values] if flip_sign else values
+        result = magnitudes[0]
+        for value in magnitudes[1:]:
+            result = operation(result, value, propagate)
+        if flip_sign:
+            sign = np.bitwise_xor.reduce([value.view(raw) for value in values]) & sign_bit
+            result = (result.view(raw) ^ sign).view(ptx_type.dtype)
+        return result
+
+    count = len(syntax.operands)
+    return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), *[ptx_type] * count)
+
+
+@instruction("copysign")
+def copysign(syntax: Instruction, bind: Binder) -> Execute:
+    """The sign of a with the magnitude of b."""
+    ptx_type = data_type(syntax)
+    return bind.elementwise(syntax, lambda a, b: np.copysign(b, a), ptx_type, ptx_type, ptx_type)

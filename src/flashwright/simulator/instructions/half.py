@@ -1,0 +1,100 @@
+"""Arithmetic of 16-bit floats: f16 and bf16, single and packed in pairs.
+
+Sums and products are computed in f32 and rounded once more to 16 bits, which is exact rounding because 24
+bits are at least twice 11 plus two; fused multiply-add goes through doubles rounded to odd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import numerics as num
+from ..binding import Binder, data_type
+from ..ptx.syntax import Instruction
+from ..ptx.types import TYPES
+from ..registry import instruction
+
+if TYPE_CHECKING:
+    from ..wave import Wave
+
+Execute = Callable[..., Any]
+
+HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+_U16 = np.dtype(np.uint16)
+
+
+class _Format:
+    """How one of the two formats is widened and rounded. Values are flat arrays of raw 16 bits."""
+
+    def __init__(self, is_bf16: bool, flush: bool) -> None:
+        self.is_bf16 = is_bf16
+        self.flush = flush and not is_bf16
+
+    def widen(self, raw: Any) -> Any:
+        if self.is_bf16:
+            return num.bf16_to_f32(raw)
+        value = raw.view(num.F16)
+        return (num.flush_subnormals_f16(value) if self.flush else value).astype(num.F32)
+
+    def narrow(self, value: Any) -> Any:
+        """From f32, or from f64 rounded to odd."""
+        if self.is_bf16:
+            return num.f64_to_bf16(value) if value.dtype == num.F64 else num.f32_to_bf16(value)
+        result = num.f32_to_f16(value)
+        return (num.flush_subnormals_f16(result) if self.flush else result).view(_U16)
+
+
+def bind_halves(syntax: Instruction, bind: Binder, compute: Callable[..., Any]) -> Execute:
+    """An elementwise instruction: ``compute`` gets f32 arrays and gives f32, or f64 rounded to odd."""
+    ptx_type = data_type(syntax)
+    raw_type = TYPES[f"b{ptx_type.bits}"]
+    format_ = _Format(ptx_type.name.startswith("bf16"), syntax.has("ftz"))
+    clamp, rectify = syntax.has("sat"), syntax.has("relu")
+    put = bind.destination(syntax.operands[0], raw_type)
+    getters = [bind.source(operand, raw_type) for operand in syntax.operands[1:]]
+
+    def halves(wave: Wave, get: Any) -> Any:
+        value = get(wave)
+        if value.ndim == 0:
+            value = np.full(wave.threads, value)
+        return format_.widen(np.ascontiguousarray(value).view(_U16))
+
+    def execute(wave: Wave) -> None:
+        result = compute(*[halves(wave, get) for get in getters])
+        if rectify:
+            result = np.where(result < 0, result.dtype.type(0), result)
+        if clamp:
+            result = num.saturate(result)
+        put(wave, format_.narrow(result).view(raw_type.raw))
+
+    return execute
+
+
+@instruction("add", "sub", "mul", types=HALVES)
+def add_sub_mul(syntax: Instruction, bind: Binder) -> Execute:
+    return bind_halves(syntax, bind, {"add": np.add, "sub": np.subtract, "mul": np.multiply}[syntax.root])
+
+
+@instruction("fma", types=HALVES)
+def fma(syntax: Instruction, bind: Binder) -> Execute:
+    return bind_halves(syntax, bind, num.exact_fma)
+
+
+@instruction("min", "max", types=HALVES)
+def min_max(syntax: Instruction, bind: Binder) -> Execute:
+    operation = num.minimum if syntax.root == "min" else num.maximum
+    propagate = syntax.has("NaN")
+    return bind_halves(syntax, bind, lambda a, b: operation(a, b, propagate))
+
+
+@instruction("neg", "abs", types=HALVES)
+def neg_abs(syntax: Instruction, bind: Binder) -> Execute:
+    return bind_halves(syntax, bind, np.negative if syntax.root == "neg" else np.abs)
+
+
+@instruction("ex2", "tanh", types=HALVES)
+def approximations(syntax: Instruction, bind: Binder) -> Execute:
+    return bind_halves(syntax, bind, np.exp2 if syntax.root == "ex2" else np.tanh)

@@ -1,0 +1,136 @@
+"""mov, selp, slct, cvta and other instructions that move values without computing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..binding import Binder, data_type
+from ..memory.windows import SPACE_OF_WINDOW, WINDOW_BASE, WINDOW_BITS
+from ..ptx.syntax import Instruction, Register, Sink, Symbol, Vector
+from ..ptx.types import TYPES, PtxType
+from ..registry import Unsupported, instruction
+
+if TYPE_CHECKING:
+    from ..wave import Wave
+
+Execute = Callable[..., Any]
+
+
+@instruction("mov")
+def mov(syntax: Instruction, bind: Binder) -> Execute:
+    target, value = syntax.operands
+    ptx_type = data_type(syntax)
+    if isinstance(target, Vector):
+        return _unpack(target, value, ptx_type, bind)
+    if isinstance(value, Vector):
+        return _pack(target, value, ptx_type, bind)
+    put = bind.destination(target, ptx_type)
+    if isinstance(value, Register):
+        get = bind.source(value, ptx_type)
+        return lambda wave: put(wave, get(wave))
+    scalar = bind.source(value, ptx_type)
+    return lambda wave: put(wave, np.full(wave.threads, scalar(wave)))
+
+
+def _pack(target: Any, value: Vector, ptx_type: PtxType, bind: Binder) -> Execute:
+    """``mov.b32 d, {lo, hi}``: the first element is the least significant."""
+    part = TYPES[f"b{ptx_type.bits // len(value.elements)}"]
+    getters = [bind.source(element, part) for element in value.elements]
+    put = bind.destination(target, ptx_type)
+    whole = ptx_type.raw
+
+    def execute(wave: Wave) -> None:
+        packed = np.empty((wave.threads, len(getters)), part.raw)
+        for index, get in enumerate(getters):
+            packed[:, index] = get(wave)
+        put(wave, packed.view(whole).ravel())
+
+    return execute
+
+
+def _unpack(target: Vector, value: Any, ptx_type: PtxType, bind: Binder) -> Execute:
+    count = len(target.elements)
+    part = TYPES[f"b{ptx_type.bits // count}"]
+    setters = [
+        (index, bind.destination(element, part))
+        for index, element in enumerate(target.elements)
+        if not isinstance(element, Sink)
+    ]
+    get = bind.source(value, TYPES[f"b{ptx_type.bits}"])
+    shifts = [ptx_type.raw.type(part.bits * index) for index in range(count)]
+
+    def execute(wave: Wave) -> None:
+        whole = get(wave)
+        if whole.ndim == 0:
+            whole = np.full(wave.threads, whole)
+        for index, put in setters:
+            put(wave, (whole >> shifts[index]).astype(part.raw))
+
+    return execute
+
+
+@instruction("selp")
+def selp(syntax: Instruction, bind: Binder) -> Execute:
+    ptx_type = data_type(syntax)
+    put = bind.destination(syntax.operands[0], ptx_type)
+    get_a, get_b = (bind.source(operand, ptx_type) for operand in syntax.operands[1:3])
+    choose = bind.predicate(syntax.operands[3])
+    return lambda wave: put(wave, np.where(choose(wave), get_a(wave), get_b(wave)))
+
+
+@instruction("slct")
+def slct(syntax: Instruction, bind: Binder) -> Execute:
+    """d = c >= 0 ? a : b; NaN chooses b."""
+    value_type, sign_type = (TYPES[name] for name in [m for m in syntax.modifiers if m in TYPES][:2])
+    return bind.elementwise(
+        syntax, lambda a, b, c: np.where(c >= 0, a, b), value_type, value_type, value_type, sign_type
+    )
+
+
+@instruction("cvta")
+def cvta(syntax: Instruction, bind: Binder) -> Execute:
+    """Between an address in a state space and a generic address."""
+    space = next(m for m in syntax.modifiers if m.split("::")[0] in WINDOW_BASE).split("::")[0]
+    ptx_type = data_type(syntax)
+    base = np.array(WINDOW_BASE[space] % (1 << ptx_type.bits), ptx_type.dtype)
+    sign = -1 if syntax.has("to") else 1
+    put = bind.destination(syntax.operands[0], ptx_type)
+    source = syntax.operands[1]
+    if isinstance(source, Symbol):
+        fixed = np.array(bind.symbol_of(source.name).offset + source.offset, ptx_type.dtype) + base
+        return lambda wave: put(wave, np.full(wave.threads, fixed))
+    get = bind.source(source, ptx_type)
+    if not base:
+        return lambda wave: put(wave, get(wave))
+    if sign > 0:
+        return lambda wave: put(wave, get(wave) + base)
+    return lambda wave: put(wave, get(wave) - base)
+
+
+@instruction("isspacep")
+def isspacep(syntax: Instruction, bind: Binder) -> Execute:
+    space = syntax.modifiers[0].split("::")[0]
+    if space not in WINDOW_BASE:
+        raise Unsupported(f"state space {space}")
+    put = bind.destination(syntax.operands[0], TYPES["pred"])
+    (get,) = bind.sources(syntax.operands[1:], TYPES["u64"])
+    windows = np.array(list(SPACE_OF_WINDOW), np.uint64)
+
+    def execute(wave: Wave) -> None:
+        window = get(wave) >> np.uint64(WINDOW_BITS)
+        if space == "global":
+            put(wave, ~np.isin(window, windows))
+        else:
+            put(wave, window == np.uint64(WINDOW_BASE[space] >> WINDOW_BITS))
+
+    return execute
+
+
+@instruction("createpolicy")
+def createpolicy(syntax: Instruction, bind: Binder) -> Execute:
+    """Cache policies have no effect without caches."""
+    put = bind.destination(syntax.operands[0], TYPES["b64"])
+    return lambda wave: put(wave, np.zeros(wave.threads, np.uint64))

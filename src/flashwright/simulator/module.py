@@ -1,0 +1,182 @@
+"""A loaded PTX module: its kernels, bound and ready, and how they are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .architecture import MAX_BLOCK_DIM, MAX_GRID_DIM, MAX_THREADS_PER_BLOCK, WARP_SIZE
+from .arguments import Argument, pack_arguments
+from .binding import SymbolAddress
+from .counters import Counters
+from .errors import SimulationError
+from .memory.thread_memory import ConstantMemory
+from .memory.windows import WINDOW_BASE
+from .program import Program, ProgramBuilder, align_up
+from .ptx.parser import parse
+from .ptx.syntax import ModuleSyntax
+from .run import Run
+from .wave import Dim3, Launch, Wave
+
+if TYPE_CHECKING:
+    from .gpu import SimulatedGPU
+
+# Threads executed together: enough to amortise the interpreter, few enough for registers to stay in cache.
+_THREADS_PER_WAVE = 4096
+# Shared memory of a wave together with its hazard records, which take 8 bytes per granule and warp.
+_SHARED_BYTES_PER_WAVE = 256 << 20
+# Jumps back that a wave may make before it is taken to be in an endless loop.
+_STEP_LIMIT = 2_000_000
+
+
+class Module:
+    """What `SimulatedGPU.load` returns."""
+
+    def __init__(self, gpu: SimulatedGPU, ptx_text: str) -> None:
+        self._gpu = gpu
+        self._syntax = parse(ptx_text)
+        symbols, constant_bytes = _place_variables(gpu, self._syntax)
+        self._symbols = symbols
+        self._constants = ConstantMemory("const", constant_bytes)
+        self._programs = {
+            function.name: ProgramBuilder(self._syntax, function, symbols).build()
+            for function in self._syntax.functions.values()
+            if function.is_entry
+        }
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the entry points."""
+        return list(self._programs)
+
+    def program(self, kernel: str) -> Program:
+        """The bound program of a kernel (static shared bytes, instructions with their lines)."""
+        if kernel not in self._programs:
+            raise ValueError(f"no kernel {kernel!r} in this module; it has: {', '.join(self._programs) or 'none'}")
+        return self._programs[kernel]
+
+    def address_of(self, variable: str) -> int:
+        """The device address of a `.global` variable."""
+        symbol = self._symbols.get(variable)
+        if symbol is None or symbol.space != "global":
+            raise ValueError(f"no global variable {variable!r} in this module")
+        return symbol.offset
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Sequence[int] | int,
+        block: Sequence[int] | int,
+        shared_bytes: int = 0,
+        args: Sequence[Argument] = (),
+        *,
+        check_hazards: bool = True,
+        trace_warp: tuple[int, int] | None = None,
+        step_limit: int = _STEP_LIMIT,
+    ) -> Run:
+        """Execute a kernel to its end; returns its counters.
+
+        ``shared_bytes`` is dynamic shared memory. ``trace_warp=(block, warp)`` records the instructions of
+        one warp of one block (by linear index). Without ``check_hazards`` races, uninitialised shared memory
+        and unfinished asynchronous copies go unnoticed; bounds and alignment are always checked. After
+        ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop.
+        """
+        program = self.program(kernel)
+        grid3, block3 = _dim3("grid", grid), _dim3("block", block)
+        self._check_limits(program, grid3, block3, shared_bytes)
+        blocks = grid3[0] * grid3[1] * grid3[2]
+        threads = align_up(block3[0] * block3[1] * block3[2], WARP_SIZE)
+        per_wave = _blocks_per_wave(program, threads, shared_bytes, check_hazards)
+        if trace_warp is not None and not (0 <= trace_warp[0] < blocks and 0 <= trace_warp[1] * WARP_SIZE < threads):
+            raise ValueError(f"trace_warp={trace_warp}: the launch has {blocks} blocks of {threads // WARP_SIZE} warps")
+        launch = Launch(
+            program=program,
+            grid=grid3,
+            block=block3,
+            dynamic_shared_bytes=shared_bytes,
+            global_memory=self._gpu.memory,
+            constants=self._constants,
+            parameters=ConstantMemory("param", pack_arguments(program, args)),
+            counters=Counters(program),
+            check_hazards=check_hazards,
+            step_limit=step_limit,
+        )
+        trace: list[int] | None = None
+        with np.errstate(all="ignore"):
+            for first in range(0, blocks, per_wave):
+                count = min(per_wave, blocks - first)
+                traced = None
+                if trace_warp is not None and first <= trace_warp[0] < first + count:
+                    traced = (trace_warp[0] - first) * (threads // WARP_SIZE) + trace_warp[1]
+                wave = Wave(launch, first, count, traced)
+                wave.run()
+                if traced is not None:
+                    trace = wave.trace
+        return Run(program, grid3, block3, shared_bytes, launch.counters, trace)
+
+    def _check_limits(self, program: Program, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
+        threads = block[0] * block[1] * block[2]
+        if threads > MAX_THREADS_PER_BLOCK or any(b > limit for b, limit in zip(block, MAX_BLOCK_DIM, strict=True)):
+            raise ValueError(f"a block of {block} threads exceeds {MAX_THREADS_PER_BLOCK} or {MAX_BLOCK_DIM}")
+        if any(size > limit for size, limit in zip(grid, MAX_GRID_DIM, strict=True)):
+            raise ValueError(f"a grid of {grid} blocks exceeds {MAX_GRID_DIM}")
+        for limit in ("maxntid", "reqntid"):
+            declared = program.limits.get(limit)
+            if declared is None:
+                continue
+            allowed = int(np.prod(declared))
+            if threads > allowed or (limit == "reqntid" and threads != allowed):
+                raise ValueError(f"kernel {program.name} was compiled for .{limit} {declared}, launched with {block}")
+        available = self._gpu.architecture.shared_bytes_per_block
+        if shared_bytes < 0 or program.shared_bytes(shared_bytes) > available:
+            raise SimulationError(
+                "shared-size",
+                f"{program.static_shared_bytes} static + {shared_bytes} dynamic bytes of shared memory; "
+                f"{self._gpu.architecture.name} allows {available} per block",
+                kernel=program.name,
+            )
+
+
+def _blocks_per_wave(program: Program, threads: int, shared_bytes: int, check_hazards: bool) -> int:
+    shared = program.shared_bytes(shared_bytes)
+    if check_hazards:
+        shared += shared // program.shared_granule * 8 * (1 + threads // WARP_SIZE)
+    return max(1, min(_THREADS_PER_WAVE // threads, _SHARED_BYTES_PER_WAVE // max(shared, 1)))
+
+
+def _dim3(name: str, value: Sequence[int] | int) -> Dim3:
+    sizes = [int(value)] if isinstance(value, (int, np.integer)) else [int(size) for size in value]
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
+        raise ValueError(f"{name} must be one to three positive integers, not {value!r}")
+    sizes += [1] * (3 - len(sizes))
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _place_variables(gpu: SimulatedGPU, syntax: ModuleSyntax) -> tuple[dict[str, SymbolAddress], bytes]:
+    """Addresses of the module's global and constant variables, and the content of the constant bank."""
+    symbols: dict[str, SymbolAddress] = {}
+    constants = bytearray()
+    for variable in syntax.variables:
+        if variable.space == "const":
+            constants = constants.ljust(align_up(len(constants), variable.align), b"\0")
+            symbols[variable.name] = SymbolAddress("const", len(constants))
+            constants += variable.initial or bytes(variable.size)
+        elif variable.space == "global":
+            address = gpu.allocate(variable.size)
+            gpu.memory.write(address, np.frombuffer(variable.initial or bytes(variable.size), np.uint8))
+            symbols[variable.name] = SymbolAddress("global", address)
+    for variable in syntax.variables:
+        for offset, target, addend, generic in variable.pointers:
+            if target not in symbols:
+                raise SimulationError("unsupported", f"initialiser of {variable.name} points at {target}")
+            pointed = symbols[target]
+            value = pointed.offset + addend + (WINDOW_BASE[pointed.space] if generic else 0)
+            place = symbols[variable.name].offset + offset
+            data = value.to_bytes(8, "little")
+            if variable.space == "const":
+                constants[place : place + 8] = data
+            else:
+                gpu.memory.write(place, np.frombuffer(data, np.uint8))
+    return symbols, bytes(constants)

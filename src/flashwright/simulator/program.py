@@ -1,0 +1,297 @@
+"""From a kernel's syntax tree to a flat list of bound operations.
+
+Device functions are expanded at their call sites, each with its own registers and its parameters in per-
+thread memory. So a program is one straight list of operations, a program counter is an index into it, and
+threads of a divergent call meet again right after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from . import instructions as _families  # noqa: F401  (importing it registers the instruction families)
+from .binding import CARRY_FLAG, Binder, Slot, SymbolAddress
+from .errors import SimulationError
+from .memory.windows import CALL_PARAMETER_BASE
+from .ptx.syntax import (
+    Arguments,
+    Function,
+    Instruction,
+    Label,
+    ModuleSyntax,
+    SourceLocation,
+    Symbol,
+    Variable,
+)
+from .ptx.types import TYPES
+from .registry import Operation, Unsupported, decode
+from .special_registers import SPECIAL_REGISTERS
+
+_MAX_CALL_DEPTH = 64
+
+
+@dataclass(frozen=True)
+class BoundInstruction:
+    """One executable instruction and where it came from."""
+
+    operation: Operation
+    guard: int  # slot of the guard predicate, -1 without one
+    guard_negated: bool
+    opcode: str
+    text: str
+    ptx_line: int
+    source: SourceLocation | None
+
+
+@dataclass
+class Program:
+    """A kernel ready to run."""
+
+    name: str
+    parameters: list[Variable]
+    code: list[BoundInstruction] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    special_slots: dict[str, int] = field(default_factory=dict)
+    static_shared_bytes: int = 0
+    dynamic_shared_offset: int = 0
+    local_bytes: int = 0
+    shared_granule: int = 16
+    limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def shared_bytes(self, dynamic: int) -> int:
+        """Shared memory of a block that is launched with ``dynamic`` bytes."""
+        return self.dynamic_shared_offset + dynamic if dynamic else self.static_shared_bytes
+
+    @cached_property
+    def steps(self) -> list[tuple[Callable[..., Any], int, bool, bool, int]]:
+        """For the run loop: execute, guard slot, guard negated, is control, where to skip to."""
+        return [
+            (
+                item.operation.execute,
+                item.guard,
+                item.guard_negated,
+                item.operation.is_control,
+                pc + 1 if item.operation.skip_to is None else item.operation.skip_to,
+            )
+            for pc, item in enumerate(self.code)
+        ]
+
+
+@dataclass
+class _Instance:
+    """One expansion of a function: its private names."""
+
+    function: Function
+    prefix: str
+    symbols: dict[str, SymbolAddress]
+    labels: dict[str, int] = field(default_factory=dict)
+    end: int | None = None
+
+
+@dataclass
+class _Flat:
+    syntax: Instruction
+    instance: _Instance
+    callee: _Instance | None = None
+
+
+class ProgramBuilder:
+    """Flattens, lays out and binds one kernel of a module."""
+
+    def __init__(self, module: ModuleSyntax, entry: Function, module_symbols: dict[str, SymbolAddress]) -> None:
+        self.module = module
+        self.entry = entry
+        self.program = Program(entry.name, list(entry.parameters), limits=entry.limits)
+        self.module_symbols = dict(module_symbols)
+        self.flat: list[_Flat] = []
+        self.slot_by_name: dict[str, Slot] = {}
+        self.instances = 0
+
+    def build(self) -> Program:
+        self._lay_out_module_shared()
+        kernel_parameters = {}
+        offset = 0
+        for variable in self.entry.parameters:
+            offset = align_up(offset, variable.align)
+            kernel_parameters[variable.name] = SymbolAddress("param", offset)
+            offset += variable.size
+        self._expand(self.entry, kernel_parameters, depth=0)
+        self._bind_all()
+        return self.program
+
+    # Layout ------------------------------------------------------------------------------------------
+
+    def _lay_out_module_shared(self) -> None:
+        for variable in self.module.variables:
+            if variable.space == "shared" and not variable.is_extern:
+                self.module_symbols[variable.name] = SymbolAddress("shared", self._place_shared(variable))
+
+    def _place_shared(self, variable: Variable) -> int:
+        offset = align_up(self.program.static_shared_bytes, variable.align)
+        self.program.static_shared_bytes = offset + variable.size
+        return offset
+
+    def _place_local(self, variable: Variable) -> int:
+        offset = align_up(self.program.local_bytes, max(variable.align, 8))
+        self.program.local_bytes = offset + variable.size
+        return offset
+
+    def _place_dynamic_shared(self) -> None:
+        """All extern shared arrays begin at the same place: after the static ones."""
+        externs = [v for v in self.module.variables if v.space == "shared" and v.is_extern]
+        offset = align_up(self.program.static_shared_bytes, max([16, *(v.align for v in externs)]))
+        if not self.program.static_shared_bytes:
+            offset = 0
+        self.program.dynamic_shared_offset = offset
+        for variable in externs:
+            self.module_symbols[variable.name] = SymbolAddress("shared", offset)
+
+    # Expansion ---------------------------------------------------------------------------------------
+
+    def _expand(self, function: Function, symbols: dict[str, SymbolAddress], depth: int) -> _Instance:
+        instance = _Instance(function, f"{self.instances}:" if depth else "", dict(symbols))
+        self.instances += 1
+        for variable in function.variables:
+            if variable.space == "shared":
+                address = SymbolAddress("shared", self._place_shared(variable))
+            elif variable.space == "local":
+                address = SymbolAddress("local", self._place_local(variable))
+            elif variable.space == "param":
+                address = SymbolAddress("param", CALL_PARAMETER_BASE + self._place_local(variable))
+            else:
+                raise self._unsupported(None, f".{variable.space} variable {variable.name} inside a function")
+            instance.symbols[variable.name] = address
+        assert function.body is not None
+        for statement in function.body:
+            if isinstance(statement, Label):
+                instance.labels[statement.name] = len(self.flat)
+                continue
+            flat = _Flat(statement, instance)
+            self.flat.append(flat)
+            if statement.root == "call":
+                flat.callee = self._expand_call(statement, instance, depth)
+        instance.end = len(self.flat)
+        return instance
+
+    def _expand_call(self, call: Instruction, caller: _Instance, depth: int) -> _Instance | None:
+        lists = [operand.elements for operand in call.operands if isinstance(operand, Arguments)]
+        has_result = bool(call.operands) and isinstance(call.operands[0], Arguments)
+        returned = lists.pop(0) if has_result else ()
+        passed = lists.pop(0) if lists else ()
+        target = call.operands[1 if has_result else 0]
+        if not isinstance(target, Symbol) or target.name not in self.module.functions:
+            raise self._unsupported(call, "indirect call, or call of an unknown function")
+        callee = self.module.functions[target.name]
+        if callee.body is None:
+            if target.name in EXTERNAL_FUNCTIONS:
+                return None
+            raise self._unsupported(call, f"call of external function {target.name}")
+        if depth >= _MAX_CALL_DEPTH:
+            raise self._unsupported(call, f"recursion, or more than {_MAX_CALL_DEPTH} nested calls")
+        formals = [*callee.returns, *callee.parameters]
+        actuals = [*returned, *passed]
+        if len(formals) != len(actuals) or not all(isinstance(actual, Symbol) for actual in actuals):
+            raise self._unsupported(call, "call with arguments that are not .param variables")
+        symbols = {
+            formal.name: caller.symbols[actual.name]
+            for formal, actual in zip(formals, actuals, strict=True)
+            if isinstance(actual, Symbol)
+        }
+        return self._expand(callee, symbols, depth + 1)
+
+    # Binding -----------------------------------------------------------------------------------------
+
+    def _bind_all(self) -> None:
+        self._place_dynamic_shared()
+        shared_widths: set[int] = set()
+        for pc, flat in enumerate(self.flat):
+            self.program.code.append(self._bind(pc, flat, shared_widths))
+        # Running off the end of a kernel ends the thread.
+        end = Instruction("exit", (), None, self.flat[-1].syntax.ptx_line if self.flat else 0, "exit", None)
+        root = self.flat[0].instance if self.flat else _Instance(self.entry, "", {})
+        self.program.code.append(self._bind(len(self.flat), _Flat(end, root), shared_widths))
+        self.program.shared_granule = min(shared_widths, default=16)
+
+    def _bind(self, pc: int, flat: _Flat, shared_widths: set[int]) -> BoundInstruction:
+        syntax, instance = flat.syntax, flat.instance
+        is_kernel_body = instance.function.is_entry
+        binder = Binder(
+            slot_of=self._slot_resolver(instance),
+            symbol_of=self._symbol_resolver(instance),
+            label_of=lambda name: instance.labels[name],
+            branch_targets=lambda name: [instance.labels[label] for label in instance.function.branch_targets[name]],
+            return_target=None if is_kernel_body else instance.end,
+            call_end=flat.callee.end if flat.callee else pc + 1,
+            pc=pc,
+        )
+        try:
+            operation = decode(syntax, binder)
+            guard = self._slot_resolver(instance)(syntax.guard.register.name).index if syntax.guard else -1
+        except Unsupported as reason:
+            raise self._unsupported(syntax, str(reason)) from None
+        shared_widths |= binder.shared_widths
+        return BoundInstruction(
+            operation,
+            guard,
+            bool(syntax.guard and syntax.guard.negated),
+            syntax.opcode,
+            syntax.text,
+            syntax.ptx_line,
+            syntax.source,
+        )
+
+    def _slot_resolver(self, instance: _Instance) -> Callable[[str], Slot]:
+        def slot_of(name: str) -> Slot:
+            register_type = instance.function.registers.get(name)
+            if register_type is not None:
+                key = instance.prefix + name
+            elif name in SPECIAL_REGISTERS:
+                key, register_type = name, SPECIAL_REGISTERS[name].type
+            elif name == CARRY_FLAG:
+                key, register_type = instance.prefix + name, TYPES["pred"]
+            else:
+                raise Unsupported(f"register {name}")
+            slot = self.slot_by_name.get(key)
+            if slot is None:
+                slot = Slot(len(self.program.slots), register_type)
+                self.slot_by_name[key] = slot
+                self.program.slots.append(slot)
+                if key in SPECIAL_REGISTERS:
+                    self.program.special_slots[key] = slot.index
+            return slot
+
+        return slot_of
+
+    def _symbol_resolver(self, instance: _Instance) -> Callable[[str], SymbolAddress]:
+        def symbol_of(name: str) -> SymbolAddress:
+            address = instance.symbols.get(name) or self.module_symbols.get(name)
+            if address is None:
+                raise Unsupported(f"symbol {name}")
+            return address
+
+        return symbol_of
+
+    def _unsupported(self, syntax: Instruction | None, reason: str) -> SimulationError:
+        if syntax is None:
+            return SimulationError("unsupported", reason, kernel=self.entry.name)
+        return SimulationError(
+            "unsupported",
+            f"`{syntax.text}`: {reason}",
+            kernel=self.entry.name,
+            ptx_line=syntax.ptx_line,
+            source_line=syntax.source.line if syntax.source else None,
+            source_location=str(syntax.source) if syntax.source else None,
+            instruction=syntax.text,
+        )
+
+
+# Functions of the CUDA run time that may be called without a body: printing does nothing here, a failed
+# assertion stops the run (see instructions/control.py).
+EXTERNAL_FUNCTIONS = ("vprintf", "__assertfail")
+
+
+def align_up(value: int, alignment: int) -> int:
+    return -(-value // max(alignment, 1)) * max(alignment, 1)

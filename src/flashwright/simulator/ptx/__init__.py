@@ -1,0 +1,1 @@
+"""Reading PTX text: types, syntax tree, parser. Knows the language, nothing of its execution."""

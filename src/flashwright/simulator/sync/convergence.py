@@ -1,0 +1,112 @@
+"""Warp-level convergence: instructions that several lanes of a warp must execute together.
+
+``.sync`` instructions with a member mask (``shfl.sync``, ``bar.warp.sync``) wait for the lanes they name.
+``.aligned`` instructions (``mma``, ``ldmatrix``, ``bar.sync``) require that the whole warp is already there:
+with the lowest program counter running first, a lane that is further on has taken another path, which is an error.
+Lanes that have exited are not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..architecture import WARP_SIZE
+from ..errors import ErrorKind
+from ..registry import RESCHEDULE, Operation
+
+if TYPE_CHECKING:
+    from ..wave import Wave
+
+_LANE_BITS = (np.uint32(1) << np.arange(WARP_SIZE, dtype=np.uint32)).astype(np.uint32)
+
+
+def _bits(mask: np.ndarray) -> np.ndarray:
+    """For every thread, the lanes of its warp in the mask."""
+    per_warp = np.where(mask.reshape(-1, WARP_SIZE), _LANE_BITS, np.uint32(0)).sum(axis=1, dtype=np.uint32)
+    return np.repeat(per_warp, WARP_SIZE)
+
+
+class Convergence:
+    """Lanes that wait, at a ``.sync`` instruction, for other lanes of their warp."""
+
+    deadlock_kind: ErrorKind = "barrier"
+
+    def __init__(self, wave: Wave) -> None:
+        self._wave = wave
+        self._waiting: dict[int, np.ndarray] = {}
+
+    def gather(self, members: np.ndarray | None, aligned: bool) -> bool:
+        """Keep warps in the running group whose lanes are all here; block the others. False: none is left.
+
+        ``members``: per thread the lanes it wants to meet; None: all lanes of its warp.
+        """
+        wave = self._wave
+        pc = wave.pc
+        present = wave.active_mask
+        earlier = self._waiting.pop(pc, None)
+        if earlier is not None:
+            present = present | earlier
+        missing = _bits(wave.alive) & ~_bits(present)
+        if members is not None:
+            missing = missing & members
+        waits = present & (missing != 0)
+        if not waits.any():
+            if earlier is not None:
+                wave.activate(present)
+            return True
+        if aligned:
+            self._refuse_partial_warps(waits, missing)
+        # They will execute it when the others have come.
+        wave.counters.executed[pc] -= int(np.count_nonzero(waits.reshape(-1, WARP_SIZE).any(axis=1)))
+        self._waiting[pc] = waits
+        complete = present & ~waits
+        if not complete.any():
+            return False
+        wave.activate(complete)
+        return True
+
+    def _refuse_partial_warps(self, waits: np.ndarray, missing: np.ndarray) -> None:
+        wave = self._wave
+        for thread in np.flatnonzero(waits):
+            lane = int(missing[thread] & -missing[thread].astype(np.int64)).bit_length() - 1
+            other_pc = wave.scheduler.pc_of(int(thread) // WARP_SIZE * WARP_SIZE + lane)
+            if other_pc is not None and other_pc > wave.pc:
+                elsewhere = wave.program.code[other_pc]
+                wave.fault_thread(
+                    "barrier",
+                    f"executed by part of the warp only: lane {lane} has gone another way, to PTX line "
+                    f"{elsewhere.ptx_line} `{elsewhere.text}`",
+                    int(thread),
+                )
+
+    def on_exit(self) -> None:
+        """Fewer lanes are waited for now: let the waiting ones look again."""
+        for pc, mask in self._waiting.items():
+            self._wave.scheduler.add(pc, mask)
+        self._waiting = {}
+
+    def waiting_threads(self) -> Iterator[tuple[int, np.ndarray, str]]:
+        for pc, mask in self._waiting.items():
+            yield pc, mask, "other lanes of the warp never arrive"
+
+
+def warp_synchronous(
+    execute: Callable[[Wave], Any],
+    members: Callable[[Wave], np.ndarray] | None = None,
+    aligned: bool = True,
+    tensor_flops: int = 0,
+) -> Operation:
+    """An operation that runs ``execute`` once the lanes it needs have met."""
+
+    def run(wave: Wave) -> int:
+        pc = wave.pc
+        # With every lane of the wave here there is nobody to wait for.
+        if wave.mask is not None and not wave.convergence.gather(None if members is None else members(wave), aligned):
+            return RESCHEDULE
+        execute(wave)
+        return pc + 1
+
+    return Operation(run, is_control=True, tensor_flops=tensor_flops)

@@ -1,0 +1,325 @@
+"""A wave: thread blocks that execute together, every register an array over all their threads.
+
+Thread ``t`` of a wave is lane ``t % 32`` of warp ``t // 32``; warps of one block are consecutive. A block
+whose size is not a multiple of 32 is padded with lanes that never live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from .architecture import WARP_SIZE
+from .errors import ErrorKind, OtherParty, SimulationError
+from .hazards import HazardTracker
+from .memory.shared_memory import SharedMemory
+from .memory.space import MemorySpace
+from .memory.thread_memory import ConstantMemory, LocalMemory
+from .ptx.types import RAW_DTYPES
+from .scheduler import Scheduler
+from .special_registers import SPECIAL_REGISTERS
+from .sync.async_copies import AsyncCopies
+from .sync.blocker import Blocker
+from .sync.convergence import Convergence
+from .sync.named_barriers import NamedBarriers
+
+if TYPE_CHECKING:
+    from .counters import Counters
+    from .memory.global_memory import GlobalMemory
+    from .program import Program
+
+Dim3 = tuple[int, int, int]
+
+# A group that has jumped back this often without a pause lets another one run: it may be spinning on memory that one
+# of them will write.
+_FAIRNESS_QUANTUM = 2_000
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What all waves of one launch share."""
+
+    program: Program
+    grid: Dim3
+    block: Dim3
+    dynamic_shared_bytes: int
+    global_memory: GlobalMemory
+    constants: ConstantMemory
+    parameters: ConstantMemory
+    counters: Counters
+    check_hazards: bool
+    step_limit: int
+
+
+class Wave:
+    """State and execution of the blocks ``first_block … first_block + blocks - 1`` of a launch."""
+
+    def __init__(self, launch: Launch, first_block: int, blocks: int, traced_warp: int | None = None) -> None:
+        program = launch.program
+        self.program = program
+        self.counters = launch.counters
+        self.blocks = blocks
+        self.dynamic_shared_bytes = launch.dynamic_shared_bytes
+        self._set_geometry(launch.grid, launch.block, first_block, blocks)
+        # State spaces
+        self.global_memory = launch.global_memory
+        self.shared = SharedMemory(blocks, program.shared_bytes(launch.dynamic_shared_bytes), self.block_of_thread)
+        self.local = LocalMemory(self.threads, program.local_bytes)
+        self.spaces: dict[str, MemorySpace] = {
+            "global": launch.global_memory,
+            "shared": self.shared,
+            "local": self.local,
+            "const": launch.constants,
+            "param": launch.parameters,
+        }
+        # Synchronisation objects
+        self.scheduler = Scheduler()
+        self.convergence = Convergence(self)
+        self.barriers = NamedBarriers(self)
+        self.async_copies = AsyncCopies(self)
+        self.blockers: tuple[Blocker, ...] = (self.convergence, self.barriers)
+        self.hazards = HazardTracker(self, program.shared_granule) if launch.check_hazards else None
+        # Execution
+        self.pc = 0
+        self.mask: np.ndarray | None = None
+        self.merge: np.ndarray | None = None
+        self._lanes: np.ndarray | None = None
+        zeros = {bits: np.zeros(self.threads, raw) for bits, raw in RAW_DTYPES.items()}
+        false = np.zeros(self.threads, bool)
+        # Arrays of registers are replaced, never modified, so that all may start as the same one.
+        self.registers = [false if slot.type.kind == "pred" else zeros[slot.type.bits] for slot in program.slots]
+        for name, index in program.special_slots.items():
+            special = SPECIAL_REGISTERS[name]
+            self.registers[index] = np.broadcast_to(
+                np.asarray(special.value(self)).astype(special.type.dtype), (self.threads,)
+            ).copy()
+        self._traced_lanes = (
+            None if traced_warp is None else slice(traced_warp * WARP_SIZE, (traced_warp + 1) * WARP_SIZE)
+        )
+        self.trace: list[int] = []
+        self._steps_left = launch.step_limit
+
+    def _set_geometry(self, grid: Dim3, block: Dim3, first_block: int, blocks: int) -> None:
+        live = block[0] * block[1] * block[2]
+        self.warps_per_block = -(-live // WARP_SIZE)
+        padded = self.warps_per_block * WARP_SIZE
+        self.threads = blocks * padded
+        self.warps = blocks * self.warps_per_block
+        self.grid_shape, self.block_shape = grid, block
+        thread = np.arange(self.threads)
+        in_block = thread % padded
+        self.block_of_thread = thread // padded
+        self.thread_index = (
+            in_block % block[0],
+            in_block // block[0] % block[1],
+            in_block // (block[0] * block[1]),
+        )
+        linear = first_block + self.block_of_thread
+        self.block_index = (linear % grid[0], linear // grid[0] % grid[1], linear // (grid[0] * grid[1]))
+        self.lane = thread % WARP_SIZE
+        self.warp_in_block = in_block // WARP_SIZE
+        self.alive = in_block < live
+        self.alive_count = int(np.count_nonzero(self.alive))
+
+    # Active threads ----------------------------------------------------------------------------------
+
+    @property
+    def lanes(self) -> np.ndarray | None:
+        """Indices of the active threads; None when every thread of the wave is active."""
+        if self.mask is None:
+            return None
+        if self._lanes is None:
+            self._lanes = np.flatnonzero(self.mask)
+        return self._lanes
+
+    @property
+    def active_mask(self) -> np.ndarray:
+        return np.ones(self.threads, bool) if self.mask is None else self.mask
+
+    def activate(self, mask: np.ndarray) -> None:
+        """Make ``mask`` the running group.
+
+        ``self.mask`` says who executes (None: everybody); ``self.merge`` says whose registers may change
+        (None: no living thread outside the group, so whole registers may be replaced).
+        """
+        count = int(np.count_nonzero(mask))
+        self._group_mask = mask
+        self._group_count = count
+        self.mask = None if count == self.threads else mask
+        self.merge = None if count == self.alive_count else mask
+        self._lanes = None
+        self.group_warps = int(np.count_nonzero(mask.reshape(-1, WARP_SIZE).any(axis=1)))
+
+    def restrict(self, mask: np.ndarray) -> None:
+        """Execute for part of the running group only, until `unrestrict`."""
+        self.mask = self.merge = mask
+        self._lanes = None
+
+    def unrestrict(self) -> None:
+        mask, count = self._group_mask, self._group_count
+        self.mask = None if count == self.threads else mask
+        self.merge = None if count == self.alive_count else mask
+        self._lanes = None
+
+    @contextmanager
+    def only(self, positions: np.ndarray) -> Iterator[None]:
+        """Within the block, only these of the active threads (by position among them) are active."""
+        saved = (self.mask, self.merge, self._lanes)
+        threads = positions if self.lanes is None else self.lanes[positions]
+        mask = np.zeros(self.threads, bool)
+        mask[threads] = True
+        self.restrict(mask)
+        try:
+            yield
+        finally:
+            self.mask, self.merge, self._lanes = saved
+
+    # Execution ---------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until every thread has exited."""
+        self.scheduler.add(0, self.alive.copy())
+        is_spinning = False
+        last_turn = 0
+        while self.alive_count:
+            chosen = self.scheduler.take_after(last_turn) if is_spinning else self.scheduler.take_lowest()
+            if chosen is None:
+                self._report_deadlock()
+            if is_spinning:
+                last_turn = chosen[0]
+                self._run_group(*chosen, yields_to_lower=False)
+                is_spinning = False
+            else:
+                is_spinning = self._run_group(*chosen)
+        self.async_copies.deliver_all()
+
+    def _run_group(self, pc: int, mask: np.ndarray, yields_to_lower: bool = True) -> bool:
+        """Run one group until it blocks, exits, or reaches a group ahead of it.
+
+        It also stops where it has jumped over a group, unless this is a turn out of order (``yields_to_lower``
+        is False). Returns whether it was stopped for running too long: it may be spinning.
+        """
+        self.activate(mask)
+        steps, executed, scheduler = self.program.steps, self.counters.executed, self.scheduler
+        limit = scheduler.lowest_pc(0 if yields_to_lower else pc)
+        quantum = _FAIRNESS_QUANTUM
+        while pc < limit:
+            execute, guard, negated, is_control, skip_to = steps[pc]
+            self.pc = pc
+            executed[pc] += self.group_warps
+            if self._traced_lanes is not None and self._group_mask[self._traced_lanes].any():
+                self.trace.append(pc)
+            if guard >= 0:
+                predicate = ~self.registers[guard] if negated else self.registers[guard]
+                if self.mask is not None:
+                    predicate = predicate & self.mask
+                taken = int(np.count_nonzero(predicate))
+                if taken == 0:
+                    pc = skip_to
+                    continue
+                if taken != self._group_count:
+                    if not is_control:
+                        self.restrict(predicate)
+                        execute(self)
+                        self.unrestrict()
+                        pc += 1
+                        continue
+                    # Threads may go different ways here: those whose guard is false form a group of their own.
+                    scheduler.add(skip_to, self._group_mask & ~predicate)
+                    self.activate(predicate)
+            if not is_control:
+                execute(self)
+                pc += 1
+                continue
+            pc = execute(self)
+            if pc < 0:
+                return False
+            limit = scheduler.lowest_pc(0 if yields_to_lower else pc)
+            if pc <= self.pc:
+                quantum -= 1
+                if quantum == 0:
+                    self._charge_steps(_FAIRNESS_QUANTUM)
+                    scheduler.add(pc, self._group_mask)
+                    return True
+        scheduler.add(pc, self._group_mask)
+        return False
+
+    def _charge_steps(self, steps: int) -> None:
+        self._steps_left -= steps
+        if self._steps_left <= 0:
+            thread = int(np.flatnonzero(self._group_mask)[0])
+            self.fault_thread("deadlock", "no end within the step limit: an endless loop?", thread)
+
+    def exit_group(self) -> None:
+        """The running group ends; barriers stop expecting its threads."""
+        self.alive = self.alive & ~self._group_mask
+        self.alive_count = int(np.count_nonzero(self.alive))
+        for blocker in self.blockers:
+            blocker.on_exit()
+
+    # Faults ------------------------------------------------------------------------------------------
+
+    def fault(
+        self,
+        kind: ErrorKind,
+        detail: str,
+        position: int,
+        address: int | None = None,
+        other: OtherParty | None = None,
+    ) -> NoReturn:
+        """Raise for the ``position``-th active thread, at the current instruction."""
+        thread = position if self.lanes is None else int(self.lanes[position])
+        self.fault_thread(kind, detail, thread, address, other)
+
+    def fault_thread(
+        self,
+        kind: ErrorKind,
+        detail: str,
+        thread: int,
+        address: int | None = None,
+        other: OtherParty | None = None,
+        pc: int | None = None,
+    ) -> NoReturn:
+        item = self.program.code[self.pc if pc is None else pc]
+        raise SimulationError(
+            kind,
+            detail,
+            kernel=self.program.name,
+            thread_block=self.block_index_of(thread),
+            warp=int(self.warp_in_block[thread]),
+            lane=int(self.lane[thread]),
+            address=address,
+            ptx_line=item.ptx_line,
+            source_line=item.source.line if item.source else None,
+            source_location=str(item.source) if item.source else None,
+            instruction=item.text,
+            other=other,
+        )
+
+    def block_index_of(self, thread: int) -> Dim3:
+        x, y, z = (int(axis[thread]) for axis in self.block_index)
+        return x, y, z
+
+    def _report_deadlock(self) -> NoReturn:
+        lines: list[str] = []
+        first: tuple[int, int] | None = None
+        kind: ErrorKind | None = None
+        for blocker in self.blockers:
+            for pc, mask, reason in blocker.waiting_threads():
+                thread = int(np.flatnonzero(mask)[0])
+                if first is None:
+                    first, kind = (thread, pc), blocker.deadlock_kind
+                item = self.program.code[pc]
+                warps = np.unique(self.warp_in_block[mask & (self.block_of_thread == self.block_of_thread[thread])])
+                lines.append(
+                    f"{int(np.count_nonzero(mask))} threads (thread block {self.block_index_of(thread)}: "
+                    f"warps {', '.join(map(str, warps))}) wait at PTX line {item.ptx_line} "
+                    f"`{item.text}`: {reason}"
+                )
+        assert first is not None and kind is not None, "living threads are neither runnable nor waiting"
+        detail = "no thread can run: " + "; ".join(lines)
+        self.fault_thread(kind, detail, first[0], pc=first[1])
