@@ -151,7 +151,7 @@ def compile_many(
 
 def compile_source(source: KernelSource, arch: str, *, cache: ProgramCache | None = None) -> CompiledProgram:
     """Any CUDA source, compiled for an architecture or taken from the cache."""
-    options = (f"--gpu-architecture={parse_arch(arch)}", *COMPILE_OPTIONS, *source.options)
+    options = (f"--gpu-architecture={_checked_arch(arch)}", *COMPILE_OPTIONS, *source.options)
     cache = cache or ProgramCache()
     key = _cache_key(source, options)
     stored = cache.get(key)
@@ -169,6 +169,15 @@ def compile_source(source: KernelSource, arch: str, *, cache: ProgramCache | Non
         ptx=stored.outputs["ptx"].decode(),
         from_cache=from_cache,
     )
+
+
+def _checked_arch(arch: str) -> str:
+    """A target that the kernels run on and the installed compiler knows."""
+    known = supported_archs()
+    if re.sub(r"[af]$", "", parse_arch(arch)) not in known:
+        version = ".".join(map(str, nvrtc_version()))
+        raise ValueError(f"arch: {arch} is not known to NVRTC {version}; known: {', '.join(known)}")
+    return arch
 
 
 def _cache_key(source: KernelSource, options: Sequence[str]) -> str:
@@ -203,8 +212,7 @@ def nvrtc_version() -> tuple[int, int]:
 @cache
 def supported_archs() -> tuple[str, ...]:
     """The GPU targets that the installed NVRTC knows."""
-    count_and_archs = _checked(_nvrtc().nvrtcGetSupportedArchs())
-    return tuple(f"sm_{number}" for number in count_and_archs[1])
+    return tuple(f"sm_{number}" for number in _checked(_nvrtc().nvrtcGetSupportedArchs()))
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

@@ -83,6 +83,8 @@ def _specialisation(
         "layout": {
             "row_bytes": layout.row_bytes,
             "panel_vectors": layout.row_bytes // VECTOR_BYTES,
+            "segment_vectors": layout.segment_vectors,
+            "segments": layout.segments,
             "swizzle_mask": layout.swizzle_mask,
             "swizzle_shift": layout.swizzle_shift,
             "swizzle_period_rows": layout.swizzle_period_rows,

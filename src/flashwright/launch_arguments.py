@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from flashwright.kernel_configs import DType, FlashForwardKernelConfig
 from flashwright.tile_shapes import ELEMENT_BYTES, VECTOR_BYTES
-from flashwright.variant import AttentionVariant
 
 MAX_GRID_YZ = 65_535
 
@@ -56,10 +55,6 @@ class ForwardLaunch:
 
     grid: tuple[int, int, int]
     arguments: ForwardArguments
-
-
-def variant_of(*, return_lse: bool) -> AttentionVariant:
-    return AttentionVariant(returns_lse=return_lse)
 
 
 def check_inputs(config: FlashForwardKernelConfig, q: DeviceTensor, k: DeviceTensor, v: DeviceTensor) -> None:
@@ -133,8 +128,8 @@ def forward_launch(
         check_layout(config, tensor)
     if scale is None:
         scale = 1 / math.sqrt(config.d_head)
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale: {scale} is not allowed; allowed: positive finite numbers")
+    if not (math.isfinite(as_float32 := ctypes.c_float(scale).value) and as_float32 > 0):
+        raise ValueError(f"scale: {scale} is not allowed; allowed: positive finite numbers of fp32")
     batch, heads, q_length, _ = q.shape
     arguments = ForwardArguments(
         *(TensorView(t.address, *t.strides[:3]) for t in (q, k, v, o)),

@@ -1,4 +1,4 @@
-"""Launching kernels on a GPU, with PyTorch's tensors and streams."""
+"""Running a config's kernel: on a GPU, with PyTorch's tensors and streams, or on the simulated one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ctypes
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flashwright.compiler import Kernel, compile_kernel
 from flashwright.kernel_configs import DType, FlashForwardKernelConfig
 from flashwright.launch_arguments import DeviceTensor, forward_launch
+from flashwright.simulation import NUMPY_DTYPES, simulate_forward
 from flashwright.tile_shapes import ForwardKernelTileShapes
 from flashwright.variant import AttentionVariant
 
@@ -24,19 +27,71 @@ class GPUError(RuntimeError):
 
 def run_forward(
     config: FlashForwardKernelConfig,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    out: Any = None,
+    device: str | None = None,
+) -> Any:
+    """softmax(q·kᵀ·scale)·v by the kernel of one config.
+
+    Tensors are (batch, heads, rows, d_head) with any strides over contiguous, 16-byte aligned rows. With
+    `return_lse`, also the log-sum-exp of each row's scaled scores, (batch, heads, rows) in fp32. PyTorch tensors
+    run on their GPU and its current stream; with `device="simulator"`, NumPy arrays and CPU tensors run on the
+    simulated GPU, hazards checked.
+    """
+    if device == "simulator":
+        return _run_on_simulator(config, q, k, v, scale=scale, return_lse=return_lse, out=out)
+    if device not in (None, "gpu"):
+        raise ValueError(f"device: {device!r} is not known; allowed: 'gpu', 'simulator'")
+    return _run_on_gpu(config, q, k, v, scale=scale, return_lse=return_lse, out=out)
+
+
+def _run_on_simulator(
+    config: FlashForwardKernelConfig, q: Any, k: Any, v: Any, *, scale: float | None, return_lse: bool, out: Any
+) -> Any:
+    arrays = [_as_numpy(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v))]
+    simulated = simulate_forward(config, *arrays, scale=scale, return_lse=return_lse)
+    output, lse = simulated.output, simulated.lse
+    if not isinstance(q, np.ndarray):
+        output, lse = _as_torch(output, q.dtype), None if lse is None else _as_torch(lse)
+    if out is not None:
+        out[...] = output
+        output = out
+    return (output, lse) if return_lse else output
+
+
+def _as_numpy(name: str, tensor: Any) -> np.ndarray:
+    """A view of a CPU tensor, or the array itself. NumPy has no bfloat16 of its own, so bits are passed on."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    torch = _require_torch()
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a NumPy array or a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} is on {tensor.device}; the simulator takes NumPy arrays and CPU tensors")
+    dtype = DType.parse(str(tensor.dtype))
+    return tensor.detach().view(torch.int16).numpy().view(NUMPY_DTYPES[dtype])
+
+
+def _as_torch(array: np.ndarray, dtype: Any = None) -> Any:
+    torch = _require_torch()
+    return torch.from_numpy(array) if dtype is None else torch.from_numpy(array.view(np.int16)).view(dtype)
+
+
+def _run_on_gpu(
+    config: FlashForwardKernelConfig,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    scale: float | None = None,
-    return_lse: bool = False,
-    out: torch.Tensor | None = None,
+    scale: float | None,
+    return_lse: bool,
+    out: torch.Tensor | None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(q·kᵀ·scale)·v on the tensors' GPU and the current stream, by the kernel of one config.
-
-    Tensors are (batch, heads, rows, d_head) with any strides over contiguous, 16-byte aligned rows. With
-    `return_lse`, also the log-sum-exp of each row's scaled scores, (batch, heads, rows) in fp32.
-    """
     torch = _require_torch()
     _check_devices(torch, q, k, v, out)
     device = q.device

@@ -57,6 +57,7 @@ class SharedLayout:
     bank line's index: `offset ^ ((offset & swizzle_mask) >> swizzle_shift)`.
     """
 
+    columns: int
     panel_columns: int
     swizzle_mask: int
     swizzle_shift: int
@@ -64,6 +65,16 @@ class SharedLayout:
     @property
     def row_bytes(self) -> int:
         return self.panel_columns * ELEMENT_BYTES
+
+    @property
+    def segment_vectors(self) -> int:
+        """16-byte vectors of a row that are copied together: the largest power of two that divides the row."""
+        vectors = self.columns * ELEMENT_BYTES // VECTOR_BYTES
+        return vectors & -vectors
+
+    @property
+    def segments(self) -> int:
+        return self.columns * ELEMENT_BYTES // VECTOR_BYTES // self.segment_vectors
 
     @property
     def swizzle_period_rows(self) -> int:
@@ -251,7 +262,7 @@ class ForwardKernelTileShapes:
         line_bit = BANK_LINE_BYTES.bit_length() - 1
         vector_bit = VECTOR_BYTES.bit_length() - 1
         mask = (vectors - 1) << line_bit if self.config.swizzled else 0
-        return SharedLayout(columns, mask, line_bit - vector_bit)
+        return SharedLayout(self.config.d_head, columns, mask, line_bit - vector_bit)
 
     @property
     def Q_shared_bytes(self) -> int:

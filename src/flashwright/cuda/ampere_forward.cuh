@@ -116,9 +116,8 @@ __global__ void __launch_bounds__(shape::threads)
 
     warp.softmax.normalize(warp.O);
 
-    // A warp's rows of Q are read by that warp alone, so it may put its rows of O in their place without waiting
-    // for the others.
-    __syncwarp();
+    // A warp's rows of Q were read by that warp alone, before its last barrier, so it may put its rows of O in their
+    // place without waiting for the others.
     copy_RF2SM<cfg::B_r>(Q_shared, warp_row, warp.O);
     __syncwarp();
     const int64 O_stride = row_stride_bytes(args.O);

@@ -5,33 +5,42 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/memory.cuh"
 
-// The part of a block that one of `threads` threads moves: one 16-byte vector per pass, always of the same
-// column, so that neighbouring threads move neighbouring vectors of a row.
+// The part of a block that one of `threads` threads moves: one 16-byte vector per pass, so that neighbouring threads
+// move neighbouring vectors of a row. Rows whose vectors are no power of two are moved in equal segments that are.
 template <int rows, int threads> struct BlockSlice {
-    static constexpr int vectors_per_row = cfg::d_head / 8;
-    static constexpr int rows_per_pass = threads / vectors_per_row;
-    static constexpr int passes = rows / rows_per_pass;
-    static_assert(threads % vectors_per_row == 0 && rows % rows_per_pass == 0, "every pass moves whole rows");
+    static constexpr int rows_per_pass = threads / layout::segment_vectors;
+    static constexpr int passes_per_segment = (rows + rows_per_pass - 1) / rows_per_pass;
+    static constexpr int passes = layout::segments * passes_per_segment;
+    static_assert(threads % layout::segment_vectors == 0, "every pass moves whole segments");
 
     int first_row, vector;
 
     DEVICE explicit BlockSlice(int thread)
-        : first_row(thread / vectors_per_row), vector(thread % vectors_per_row) {}
+        : first_row(thread / layout::segment_vectors), vector(thread % layout::segment_vectors) {}
 
-    DEVICE int row(int pass) const { return first_row + pass * rows_per_pass; }
+    DEVICE int row(int pass) const { return first_row + pass % passes_per_segment * rows_per_pass; }
+
+    // Whether this thread has a vector to move; all have, unless there are more threads than vectors.
+    DEVICE bool covers(int pass) const { return rows % rows_per_pass == 0 || row(pass) < rows; }
 
     // Passes that move on by whole swizzle periods differ by a constant, and so need one address register.
     DEVICE uint32 shared_offset(int pass) const {
-        constexpr int passes_per_period =
-            rows_per_pass % layout::swizzle_period_rows ? layout::swizzle_period_rows / rows_per_pass : 1;
-        int periods = pass / passes_per_period, rest = pass % passes_per_period;
-        return vector_offset<rows>(row(rest), vector) +
+        constexpr int period = layout::swizzle_period_rows;
+        constexpr int passes_per_period = rows_per_pass % period == 0   ? 1
+                                          : period % rows_per_pass == 0 ? period / rows_per_pass
+                                                                        : passes_per_segment;
+        int periods = pass % passes_per_segment / passes_per_period;
+        int rest = pass % passes_per_segment % passes_per_period;
+        return vector_offset<rows>(first_row + rest * rows_per_pass, first_vector(pass) + vector) +
                periods * (passes_per_period * rows_per_pass * layout::row_bytes);
     }
 
     DEVICE int64 global_offset(int pass, int64 row_stride) const {
-        return first_row * row_stride + vector * 16 + pass * (rows_per_pass * row_stride);
+        return first_row * row_stride + vector * 16 + first_vector(pass) * 16 +
+               pass % passes_per_segment * (rows_per_pass * row_stride);
     }
+
+    DEVICE static int first_vector(int pass) { return pass / passes_per_segment * layout::segment_vectors; }
 };
 
 // Starts (cp.async) or does (through registers) the copy of a block.
@@ -40,6 +49,8 @@ DEVICE void copy_GM2SM(uint32 shared, const char *global, int64 row_stride) {
     const BlockSlice<rows, shape::threads> slice(threadIdx.x);
 #pragma unroll
     for (int pass = 0; pass < slice.passes; ++pass) {
+        if (!slice.covers(pass))
+            continue;
         const char *source = global + slice.global_offset(pass, row_stride);
         uint32 target = shared + slice.shared_offset(pass);
         if constexpr (cfg::async_copy)
@@ -80,7 +91,10 @@ DEVICE void copy_SM2GM(char *global, int64 row_stride, uint32 shared, int first_
     const BlockSlice<warp_rows, 32> slice(threadIdx.x % 32);
 #pragma unroll
     for (int pass = 0; pass < slice.passes; ++pass) {
-        Vector16B v = load_shared_16B(shared + vector_offset<rows>(first_row + slice.row(pass), slice.vector));
+        if (!slice.covers(pass))
+            continue;
+        uint32 vector = slice.first_vector(pass) + slice.vector;
+        Vector16B v = load_shared_16B(shared + vector_offset<rows>(first_row + slice.row(pass), vector));
         char *target = global + first_row * row_stride + slice.global_offset(pass, row_stride);
         if constexpr (cfg::streaming_stores)
             store_global_streaming_16B(target, v);

@@ -1,0 +1,5 @@
+"""`python -m flashwright` is the `flashwright` command."""
+
+from flashwright.cli import main
+
+main()

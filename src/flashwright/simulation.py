@@ -1,0 +1,114 @@
+"""The forward kernel on the simulated GPU: the same kernel and arguments as on a real one, on NumPy arrays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from flashwright.compiler import compile_kernel
+from flashwright.kernel_configs import DType, FlashForwardKernelConfig
+from flashwright.launch_arguments import DeviceTensor, forward_launch
+from flashwright.variant import AttentionVariant
+
+if TYPE_CHECKING:
+    from flashwright.simulator import Run, SimulatedGPU
+
+NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
+    DType.FP16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class ForwardSimulation:
+    """A simulated forward pass: its results, and all that was counted on the way."""
+
+    output: np.ndarray
+    lse: np.ndarray | None
+    run: Run
+
+
+def simulate_forward(
+    config: FlashForwardKernelConfig,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    arch: str = "sm_80",
+    check_hazards: bool = True,
+    **launch_options: Any,
+) -> ForwardSimulation:
+    """softmax(q·kᵀ·scale)·v of (batch, heads, rows, d_head) arrays of any strides over contiguous rows."""
+    from flashwright.simulator import SimulatedGPU
+
+    gpu = SimulatedGPU(arch)
+    output = np.full_like(q, np.nan)  # what the kernel does not write stays visible
+    lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
+    tensors = [_upload(gpu, name, array) for name, array in (("q", q), ("k", k), ("v", v), ("out", output))]
+    lse_address = 0 if lse is None else gpu.to_device(lse)
+    launch = forward_launch(config, *tensors, lse_address=lse_address, scale=scale)
+
+    kernel = compile_kernel(config, arch, AttentionVariant(returns_lse=return_lse))
+    run = gpu.load(kernel.ptx).launch(
+        kernel.name,
+        grid=launch.grid,
+        block=(kernel.threads, 1, 1),
+        shared_bytes=kernel.shared_bytes,
+        args=[bytes(launch.arguments)],
+        check_hazards=check_hazards,
+        **launch_options,
+    )
+    _memory_of(output)[...] = gpu.to_host(tensors[3].address)
+    return ForwardSimulation(output, None if lse is None else gpu.to_host(lse_address), run)
+
+
+def _upload(gpu: SimulatedGPU, name: str, array: np.ndarray) -> DeviceTensor:
+    dtypes = {dtype: member for member, dtype in NUMPY_DTYPES.items()}
+    if array.dtype not in dtypes:
+        raise ValueError(f"{name}: dtype {array.dtype} is not allowed; allowed: {', '.join(map(str, dtypes))}")
+    if any(stride < 0 for stride in array.strides):
+        raise ValueError(f"{name}: strides {array.strides} are negative; copy the array first")
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return DeviceTensor(name, gpu.to_device(_memory_of(array)), dtypes[array.dtype], array.shape, strides)
+
+
+def _memory_of(array: np.ndarray) -> np.ndarray:
+    """The stretch of memory that an array's elements lie in, gaps included, so that strides keep their meaning."""
+    elements = 1 + sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)) // array.itemsize
+    return np.lib.stride_tricks.as_strided(array, (elements if array.size else 0,), (array.itemsize,))
+
+
+def reference_forward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The definition of attention in float64: the output, and the log-sum-exp of the scaled scores."""
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
+    scores = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2) * scale
+    maximum = scores.max(axis=-1, keepdims=True)
+    exponentials = np.exp(scores - maximum)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    return exponentials / total @ v.astype(np.float64), (maximum + np.log(total))[..., 0]
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """‖actual − expected‖ / ‖expected‖; NaN if anything is."""
+    return float(np.linalg.norm(actual.astype(np.float64) - expected) / np.linalg.norm(expected))
+
+
+def random_inputs(
+    config: FlashForwardKernelConfig, *, batch: int = 1, heads: int = 2, rows: int = 256, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Standard normal q, k and v of a config's dtype and head dimension, laid out (batch, rows, heads, d_head)."""
+    generator = np.random.default_rng(seed)
+    shape = (batch, rows, heads, config.d_head)
+    q, k, v = (
+        generator.standard_normal(shape).astype(NUMPY_DTYPES[config.dtype]).transpose(0, 2, 1, 3) for _ in range(3)
+    )
+    return q, k, v
