@@ -1,0 +1,292 @@
+"""The forward kernels on a GPU: right within rounding, on any layout and stream, with clear errors.
+
+"Right" is measured against float64 on the same inputs, and against what PyTorch's own FlashAttention achieves there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+
+from flashwright import (
+    AttentionVariant,
+    DType,
+    FlashForwardKernelConfig,
+    GPUError,
+    compile_many,
+    get_autotuning_kernel_configs,
+    get_kernel_progression_configs,
+    parse_kernel_name_into_config,
+    run_forward,
+)
+
+pytestmark = pytest.mark.gpu
+
+BATCH, HEADS, LENGTH = 2, 4, 512
+ERROR_BOUND_OVER_PYTORCH = 1.2
+LSE_TOLERANCE = 1e-3
+VARIANTS = (AttentionVariant(), AttentionVariant(returns_lse=True))
+
+
+def configs_of(dtype: DType, d_head: int) -> list[FlashForwardKernelConfig]:
+    """The space and the ladder, without those that are in both."""
+    both = [*get_autotuning_kernel_configs(dtype, d_head), *get_kernel_progression_configs(dtype, d_head)]
+    return list(dict.fromkeys(both))
+
+
+EVERY_CONFIG = [config for dtype in DType for d_head in (64, 128) for config in configs_of(dtype, d_head)]
+TUNED = parse_kernel_name_into_config(
+    "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax+mma_sum"
+)
+PLAIN = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): load_0_0_0_tiles")
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def arch(torch) -> str:
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+@pytest.fixture(scope="module")
+def whole_space_compiled(arch) -> None:
+    """All kernels in the cache, compiled on all cores; the tests then only load them."""
+    for variant in VARIANTS:
+        compile_many(EVERY_CONFIG, arch, variant)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Random inputs and what attention of them is."""
+
+    q: Any
+    k: Any
+    v: Any
+    reference: Any
+    """float64"""
+    lse: Any
+    """float64"""
+    pytorch_error: float
+    """Relative error of PyTorch's FlashAttention."""
+
+
+def relative_error(o: Any, reference: Any) -> float:
+    """In the Frobenius norm; NaN if any element is."""
+    return ((o.double() - reference).norm() / reference.norm()).item()
+
+
+def float64_attention(torch: Any, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+    scores = q.double() @ k.double().transpose(-1, -2) * scale
+    return torch.softmax(scores, dim=-1) @ v.double(), torch.logsumexp(scores, dim=-1)
+
+
+@cache
+def problem(dtype: DType, d_head: int, q_length: int = LENGTH, kv_length: int = LENGTH) -> Problem:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    element = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}[dtype]
+    generator = torch.Generator(device="cuda").manual_seed(d_head + q_length + kv_length)
+
+    def random(length: int) -> Any:
+        return torch.randn(BATCH, HEADS, length, d_head, generator=generator, device="cuda").to(element)
+
+    q, k, v = random(q_length), random(kv_length), random(kv_length)
+    reference, lse = float64_attention(torch, q, k, v, 1 / math.sqrt(d_head))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        pytorch = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    return Problem(q, k, v, reference, lse, relative_error(pytorch, reference))
+
+
+def poisoned(torch: Any, like: Any) -> Any:
+    return torch.full_like(like, math.nan)
+
+
+def assert_right(o: Any, case: Problem) -> None:
+    assert not o.isnan().any().item(), f"{o.isnan().sum().item()} of {o.numel()} elements were not written"
+    assert relative_error(o, case.reference) <= ERROR_BOUND_OVER_PYTORCH * case.pytorch_error
+
+
+# --- Every config --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("whole_space_compiled")
+@pytest.mark.parametrize("config", EVERY_CONFIG, ids=str)
+def test_every_config_writes_all_of_o_as_accurately_as_pytorch(torch, config):
+    case = problem(config.dtype, config.d_head)
+    out = poisoned(torch, case.q)
+    assert run_forward(config, case.q, case.k, case.v, out=out) is out
+    assert_right(out, case)
+    out = poisoned(torch, case.q)
+    o, lse = run_forward(config, case.q, case.k, case.v, out=out, return_lse=True)
+    assert_right(o, case)
+    assert (lse.shape, lse.dtype) == (case.lse.shape, torch.float32)
+    assert (lse.double() - case.lse).abs().max().item() <= LSE_TOLERANCE
+
+
+@pytest.mark.parametrize(("q_length", "kv_length"), [(128, 1024), (1024, 64), (128, 64), (384, 448)])
+def test_lengths_of_queries_and_keys_may_differ(torch, q_length, kv_length):
+    case = problem(TUNED.dtype, TUNED.d_head, q_length, kv_length)
+    out = poisoned(torch, case.q)
+    assert_right(run_forward(TUNED, case.q, case.k, case.v, out=out), case)
+
+
+def test_large_scores_do_not_overflow(torch):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    q = case.q * 64
+    o = run_forward(TUNED, q, case.k, case.v)
+    reference, _ = float64_attention(torch, q, case.k, case.v, 1 / math.sqrt(TUNED.d_head))
+    assert o.isfinite().all().item()
+    assert relative_error(o, reference) <= 0.02
+
+
+def test_the_scale_is_used(torch):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    o = run_forward(TUNED, case.q, case.k, case.v, scale=0.25)
+    reference, _ = float64_attention(torch, case.q, case.k, case.v, 0.25)
+    assert relative_error(o, reference) <= 0.01
+    assert relative_error(o, case.reference) > 0.1
+
+
+# --- Layouts -------------------------------------------------------------------------------------------------
+
+
+def rows_before_heads(torch: Any, x: Any) -> Any:
+    """The same values as a view of a (batch, rows, heads, d_head) tensor."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def every_other_batch(torch: Any, x: Any) -> Any:
+    """The same values as every other batch of a larger tensor, whose others are NaN."""
+    larger = torch.full((2 * x.shape[0], *x.shape[1:]), math.nan, dtype=x.dtype, device=x.device)
+    larger[::2] = x
+    return larger[::2]
+
+
+def part_of_longer_rows(torch: Any, x: Any) -> Any:
+    """The same values in the middle of rows three times as long, as in a fused QKV projection."""
+    larger = torch.full((*x.shape[:-1], 3 * x.shape[-1]), math.nan, dtype=x.dtype, device=x.device)
+    part = larger[..., x.shape[-1] : 2 * x.shape[-1]]
+    part.copy_(x)
+    return part
+
+
+@pytest.mark.parametrize("config", [TUNED, PLAIN], ids=str)
+@pytest.mark.parametrize("arrange", [rows_before_heads, every_other_batch, part_of_longer_rows])
+def test_any_strides_over_contiguous_rows_give_the_same_result(torch, config, arrange):
+    case = problem(config.dtype, config.d_head)
+    expected = run_forward(config, case.q, case.k, case.v)
+    q, k, v = (arrange(torch, x) for x in (case.q, case.k, case.v))
+    assert not q.is_contiguous()
+    out = arrange(torch, poisoned(torch, case.q))
+    assert torch.equal(run_forward(config, q, k, v, out=out), expected)
+    assert torch.equal(run_forward(config, q, k, v), expected)
+
+
+def test_nothing_is_written_outside_of_the_output(torch):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    larger = torch.full((BATCH, HEADS, LENGTH + 256, 3 * TUNED.d_head), 7.0, dtype=case.q.dtype, device="cuda")
+    columns = slice(TUNED.d_head, 2 * TUNED.d_head)
+    out = larger[:, :, 128 : 128 + LENGTH, columns]
+    run_forward(TUNED, case.q, case.k, case.v, out=out)
+    assert_right(out, case)
+    out.fill_(7.0)
+    assert (larger == 7.0).all().item()
+
+
+# --- Streams and graphs --------------------------------------------------------------------------------------
+
+
+def test_the_kernel_runs_on_the_current_stream(torch):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    run_forward(TUNED, case.q, case.k, case.v)  # compiled and loaded: what follows only queues
+    late_q = torch.zeros_like(case.q)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # tens of milliseconds; a launch on another stream would read zeros
+        late_q.copy_(case.q)
+        o = run_forward(TUNED, late_q, case.k, case.v)
+    stream.synchronize()
+    assert_right(o, case)
+
+
+def test_a_captured_graph_replays_the_kernel_on_new_inputs(torch):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    q, out = torch.zeros_like(case.q), poisoned(torch, case.q)
+    run_forward(TUNED, q, case.k, case.v, out=out)  # loading a kernel is no part of a graph
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run_forward(TUNED, q, case.k, case.v, out=out)
+    q.copy_(case.q)
+    out.fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_right(out, case)
+
+
+def test_results_are_the_same_every_time(torch):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    first = run_forward(TUNED, case.q, case.k, case.v)
+    for _ in range(20):
+        assert torch.equal(run_forward(TUNED, case.q, case.k, case.v), first)
+
+
+# --- Errors --------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_on_the_cpu_is_refused_by_name(torch):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    with pytest.raises(GPUError, match="k is on cpu, not on a GPU"):
+        run_forward(TUNED, case.q, case.k.cpu(), case.v)
+    with pytest.raises(GPUError, match="out is on cpu, not on a GPU"):
+        run_forward(TUNED, case.q, case.k, case.v, out=case.q.cpu())
+
+
+def test_tensors_on_two_gpus_are_refused(torch):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    case = problem(TUNED.dtype, TUNED.d_head)
+    with pytest.raises(ValueError, match="v is on cuda:1, q on cuda:0; all tensors must be on one GPU"):
+        run_forward(TUNED, case.q, case.k, case.v.to("cuda:1"))
+
+
+@pytest.mark.parametrize(
+    ("q_rows", "kv_rows", "what_is_said"),
+    [
+        (500, 512, "q: 500 rows are not a multiple of B_r = 128"),
+        (512, 500, "k: 500 rows are not a multiple of B_c = 64"),
+    ],
+)
+def test_a_length_that_is_no_multiple_of_the_block_is_refused(torch, q_rows, kv_rows, what_is_said):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    with pytest.raises(ValueError, match=what_is_said):
+        run_forward(TUNED, case.q[:, :, :q_rows], case.k[:, :, :kv_rows], case.v[:, :, :kv_rows])
+
+
+def test_inputs_that_the_config_does_not_compute_are_refused(torch):
+    case = problem(TUNED.dtype, TUNED.d_head)
+    with pytest.raises(ValueError, match="q: dtype is BF16, but the config computes FP16"):
+        run_forward(PLAIN, case.q, case.k, case.v)
+    with pytest.raises(ValueError, match="q: d_head is 64, but the config computes 128"):
+        run_forward(TUNED, *(x[..., :64] for x in (case.q, case.k, case.v)))
+    with pytest.raises(ValueError, match="the last dimension has stride"):
+        run_forward(TUNED, *(x.transpose(2, 3).contiguous().transpose(2, 3) for x in (case.q, case.k, case.v)))
+    with pytest.raises(ValueError, match=r"out: .* does not match q"):
+        run_forward(TUNED, case.q, case.k, case.v, out=case.q[:1])
+
+
+def test_a_config_that_needs_more_shared_memory_than_the_gpu_has_is_refused(torch):
+    huge = parse_kernel_name_into_config("(BF16, 256, 256, 256, 16): async+swizzled+load_2_2_2_tiles+opt_softmax")
+    q = torch.zeros(1, 1, 256, 256, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(GPUError, match="needs 393216 bytes of shared memory per block"):
+        run_forward(huge, q, q, q)

@@ -1,0 +1,192 @@
+"""What a launch is given: the struct that the device reads, and the inputs that are refused before it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashwright import (
+    AttentionVariant,
+    CompileError,
+    DType,
+    GPUError,
+    parse_kernel_name_into_config,
+    run_forward,
+    runtime,
+)
+from flashwright.compiler import compile_source
+from flashwright.kernel_source import KernelSource, device_headers
+from flashwright.launch_arguments import DeviceTensor, ForwardArguments, TensorView, forward_launch
+
+CONFIG = parse_kernel_name_into_config("(BF16, 64, 128, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax")
+
+
+def tensor(name: str, batch: int = 2, heads: int = 3, rows: int = 256, d_head: int = 64, **changes) -> DeviceTensor:
+    strides = (heads * rows * d_head, rows * d_head, d_head, 1)
+    return replace(DeviceTensor(name, 0x1000, DType.BF16, (batch, heads, rows, d_head), strides), **changes)
+
+
+def launch(config=CONFIG, *, q=None, k=None, v=None, o=None, **options):
+    q, k, v = q or tensor("q"), k or tensor("k"), v or tensor("v")
+    return forward_launch(config, q, k, v, o or replace(q, name="out", strides=tensor("q").strides), **options)
+
+
+# --- The struct ----------------------------------------------------------------------------------------------
+
+
+def members(struct: type[ctypes.Structure], path: str = "", start: int = 0) -> Iterator[tuple[str, str, int, int]]:
+    """(path from the outermost struct, C++ name, offset, size) of a struct's members and of their members."""
+    for name, kind in struct._fields_:
+        field = getattr(struct, name)
+        yield path + name, f"{struct.__name__}::{name}", start + field.offset, field.size
+        if issubclass(kind, ctypes.Structure):
+            yield from members(kind, f"{path}{name}.", start + field.offset)
+
+
+def layout_source(*, shifted_by: int = 0) -> KernelSource:
+    checks = [f"static_assert(sizeof(ForwardArguments) == {ctypes.sizeof(ForwardArguments)});"]
+    for path, cpp_name, offset, size in members(ForwardArguments):
+        checks.append(f"static_assert(__builtin_offsetof(ForwardArguments, {path}) == {offset + shifted_by});")
+        checks.append(f"static_assert(sizeof({cpp_name}) == {size});")
+    text = '#include "arguments.cuh"\n' + "\n".join(checks) + "\n__global__ void layout() {}\n"
+    return KernelSource(text, device_headers(), "layout", "layout.cu")
+
+
+def test_the_packed_struct_is_laid_out_as_the_device_reads_it():
+    compile_source(layout_source(), "sm_80")
+
+
+def test_the_layout_check_notices_a_member_out_of_place():
+    with pytest.raises(CompileError, match="static assertion failed"):
+        compile_source(layout_source(shifted_by=8), "sm_80")
+
+
+@given(
+    batch=st.integers(1, 5),
+    heads=st.integers(1, 5),
+    q_blocks=st.integers(1, 9),
+    kv_blocks=st.integers(1, 9),
+    padding=st.integers(0, 8).map(lambda n: 8 * n),
+    lse=st.integers(0, 2**48).map(lambda n: 16 * n),
+)
+def test_addresses_strides_lengths_and_grid_are_those_of_the_tensors(batch, heads, q_blocks, kv_blocks, padding, lse):
+    def padded(name: str, address: int, rows: int) -> DeviceTensor:
+        row = 64 + padding
+        return tensor(name, batch, heads, rows, address=address, strides=(heads * rows * row, rows * row, row, 1))
+
+    tensors = {
+        "q": padded("q", 0x10, 128 * q_blocks),
+        "k": padded("k", 0x20, 32 * kv_blocks),
+        "v": padded("v", 0x30, 32 * kv_blocks),
+        "o": padded("out", 0x40, 128 * q_blocks),
+    }
+    made = launch(**tensors, lse_address=lse)
+    assert made.grid == (q_blocks, heads, batch)
+    for name, given_tensor in tensors.items():
+        view: TensorView = getattr(made.arguments, name.upper())
+        strides = (view.batch_stride, view.head_stride, view.row_stride)
+        assert (view.data, strides) == (given_tensor.address, given_tensor.strides[:3])
+    arguments = made.arguments
+    assert (arguments.lse, arguments.q_length, arguments.kv_length) == (lse, 128 * q_blocks, 32 * kv_blocks)
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(None, 1 / math.sqrt(64)), (0.5, 0.5), (2, 2.0)])
+def test_the_scale_is_the_one_given_or_one_over_the_root_of_d_head(scale, expected):
+    assert launch(scale=scale).arguments.softmax_scale == pytest.approx(expected, rel=1e-7)
+
+
+# --- Inputs that are refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "what_is_said"),
+    [
+        ({"q": tensor("q", dtype=DType.FP16)}, "q: dtype is FP16, but the config computes BF16"),
+        ({"v": tensor("v", dtype=DType.FP16)}, "v: dtype is FP16, but the config computes BF16"),
+        ({"k": tensor("k", d_head=128)}, "k: d_head is 128, but the config computes 64"),
+        (
+            {"q": replace(tensor("q"), shape=(3, 256, 64), strides=(256 * 64, 64, 1))},
+            r"q: shape \(3, 256, 64\) has 3 dimensions; expected 4",
+        ),
+        ({"k": replace(tensor("k"), shape=(1, 2, 3, 256, 64))}, "k: .*has 5 dimensions; expected 4"),
+        ({"v": tensor("v", rows=128)}, r"k and v must have the same shape; got .*256.*128"),
+        ({"q": tensor("q", heads=6)}, r"q and k must agree in batch and heads; got \(2, 6\) and \(2, 3\)"),
+        ({"q": tensor("q", batch=1)}, r"q and k must agree in batch and heads; got \(1, 3\) and \(2, 3\)"),
+        ({"q": tensor("q", rows=200)}, "q: 200 rows are not a multiple of B_r = 128"),
+        (
+            {"k": tensor("k", rows=40), "v": tensor("v", rows=40)},
+            "k: 40 rows are not a multiple of B_c = 32",
+        ),
+        ({"q": tensor("q", rows=0)}, "q rows: 0"),
+        ({"k": tensor("k", rows=0), "v": tensor("v", rows=0)}, "k rows: 0"),
+        ({name: tensor(name, batch=0) for name in "qkv"}, "batch: 0"),
+        ({name: tensor(name, batch=65_536) for name in "qkv"}, r"batch: 65536 .*65535"),
+        ({name: tensor(name, heads=65_536) for name in "qkv"}, r"heads: 65536 .*65535"),
+        ({"q": tensor("q", address=0x1008)}, "q: address 0x1008 is not aligned to 16 bytes"),
+        ({"o": tensor("out", address=0x1002)}, "out: address 0x1002 is not aligned to 16 bytes"),
+        ({"k": tensor("k", strides=(49152, 16384, 68, 1))}, "k: the row stride of 68 elements is not a multiple of 8"),
+        ({"v": tensor("v", strides=(49152, 16388, 64, 1))}, "v: the head stride of 16388 elements"),
+        ({"o": tensor("out", strides=(49156, 16384, 64, 1))}, "out: the batch stride of 49156 elements"),
+        ({"k": tensor("k", strides=(49152, 16384, 1, 256))}, "k: the last dimension has stride 256; it must be contig"),
+        ({"scale": 0.0}, "scale: 0.0 .*positive"),
+        ({"scale": -1.0}, "scale: -1.0 .*positive"),
+        ({"scale": math.inf}, "scale: inf .*positive"),
+        ({"scale": math.nan}, "scale: nan .*positive"),
+        ({"scale": 1e39}, r"scale: 1e\+39 .*finite"),  # infinite as the fp32 number that the kernel gets
+    ],
+)
+def test_an_input_the_kernel_does_not_compute_is_refused_with_what_it_would_take(inputs, what_is_said):
+    with pytest.raises(ValueError, match=what_is_said):
+        launch(**inputs)
+
+
+def test_strides_of_dimensions_of_one_element_do_not_matter():
+    one = tensor("q", batch=1, heads=1, strides=(3, 5, 64, 1))
+    launch(q=one, k=replace(one, name="k"), v=replace(one, name="v"), o=replace(one, name="out"))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "o"])
+def test_a_kernel_with_a_static_row_stride_takes_only_tensors_of_that_stride(name):
+    config = replace(CONFIG, static_row_stride=64)
+    launch(config)
+    wrong = tensor("out" if name == "o" else name, strides=(2 * 49152, 2 * 16384, 128, 1))
+    with pytest.raises(ValueError, match=r"the row stride is 128 elements, .*static_row_stride = 64"):
+        launch(config, **{name: wrong})
+
+
+# --- GPUs that are refused -----------------------------------------------------------------------------------
+
+
+def test_tensors_that_are_not_on_a_gpu_are_refused():
+    torch = pytest.importorskip("torch")
+    q = torch.zeros(1, 1, 128, 64, dtype=torch.bfloat16)
+    with pytest.raises(GPUError, match="q is on cpu, not on a GPU"):
+        run_forward(CONFIG, q, q, q)
+    with pytest.raises(TypeError, match=r"q: expected a torch\.Tensor, got list"):
+        run_forward(CONFIG, [1.0], q, q)
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared_kib", "what_is_said"),
+    [
+        ((7, 5), 64, r"Example GPU has compute capability 7\.5; the kernels need 8\.0"),
+        ((8, 6), 99, r"needs 131072 bytes of shared memory per block; Example GPU has 101376"),
+    ],
+)
+def test_a_gpu_that_cannot_run_a_kernel_is_refused_with_what_it_lacks(
+    monkeypatch, capability, shared_kib, what_is_said
+):
+    major, minor = capability
+    gpu = SimpleNamespace(name="Example GPU", major=major, minor=minor, shared_memory_per_block_optin=shared_kib * 1024)
+    torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _index: gpu))
+    monkeypatch.setattr(runtime, "_require_torch", lambda: torch)
+    config = parse_kernel_name_into_config("(BF16, 128, 256, 128, 8): async+load_2_2_2_tiles")
+    with pytest.raises(GPUError, match=what_is_said):
+        runtime.loaded_kernel(config, AttentionVariant(), 0)

@@ -1,0 +1,126 @@
+"""The package as a user installs it: what it exports, what it needs, what travels in the wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import flashwright
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLIC_NAMES = {
+    "AttentionVariant",
+    "CompileError",
+    "DType",
+    "FlashForwardKernelConfig",
+    "ForwardKernelTileShapes",
+    "GPUError",
+    "Kernel",
+    "LadderRung",
+    "Occupancy",
+    "compile_kernel",
+    "compile_many",
+    "get_autotuning_kernel_configs",
+    "get_kernel_progression",
+    "get_kernel_progression_configs",
+    "occupancy",
+    "parse_kernel_name_into_config",
+    "rejection_reason",
+    "run_forward",
+    "should_autotune_config",
+}
+COMPILE_A_KERNEL = """
+import json, sys
+import flashwright
+config = flashwright.parse_kernel_name_into_config("(FP16, 64, 64, 32, 4): async+load_2_2_2_tiles+opt_softmax")
+kernel = flashwright.compile_kernel(config)
+facts = {"elf": kernel.cubin[:4] == b"\\x7fELF", "cached": kernel.program.from_cache}
+print(json.dumps(facts | {"file": flashwright.__file__}))
+"""
+
+
+def run_python(code: str, *, python: str | Path = sys.executable, **options) -> str:
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- Importing -----------------------------------------------------------------------------------------------
+
+
+def test_the_public_names_are_exported():
+    assert set(flashwright.__all__) >= PUBLIC_NAMES
+    assert [name for name in flashwright.__all__ if not hasattr(flashwright, name)] == []
+
+
+def test_the_package_imports_and_compiles_without_torch_and_without_a_driver():
+    code = f"""
+import sys
+sys.modules["torch"] = None  # any import of it fails
+{COMPILE_A_KERNEL}
+assert sys.modules["torch"] is None
+with open("/proc/self/maps") as maps:
+    assert "libcuda.so" not in maps.read(), "the CUDA driver was loaded"
+try:
+    flashwright.run_forward(config, None, None, None)
+except flashwright.GPUError as error:
+    assert "pip install 'flashwright[torch]'" in str(error)
+else:
+    raise AssertionError("run_forward needs torch")
+"""
+    if not Path("/proc/self/maps").exists():
+        code = "\n".join(line for line in code.splitlines() if "maps" not in line)
+    assert json.loads(run_python(code))["elf"]
+
+
+def test_importing_the_package_does_not_import_torch():
+    pytest.importorskip("torch")
+    run_python("import sys, flashwright; assert 'torch' not in sys.modules")
+
+
+# --- The wheel -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_carries_the_device_code_and_the_typing_marker(wheel):
+    package = ROOT / "src" / "flashwright"
+    headers = {path.relative_to(package.parent).as_posix() for path in package.rglob("*.cuh")}
+    assert {"flashwright/cuda/ampere_forward.cuh", "flashwright/cuda/ptx/mma.cuh"} <= headers
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert headers | {"flashwright/py.typed"} <= names
+    assert [name for name in names if not name.startswith(("flashwright/", "flashwright-"))] == []
+
+
+def test_the_wheel_installed_outside_the_checkout_compiles_a_kernel(wheel, tmp_path):
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    # The dependencies are those of the tests' environment: everything installed there but the package itself.
+    site_packages = next(environment.glob("lib/python*/site-packages"))
+    for installed in Path(sysconfig.get_path("purelib")).iterdir():
+        if installed.suffix != ".pth" and not installed.name.startswith("flashwright"):
+            (site_packages / installed.name).symlink_to(installed)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables["FLASHWRIGHT_CACHE_DIR"] = str(tmp_path / "cache")
+    facts = json.loads(run_python(COMPILE_A_KERNEL, python=python, cwd=tmp_path, env=variables))
+    assert Path(facts["file"]).is_relative_to(site_packages)
+    assert facts["elf"]
+    assert not facts["cached"]
