@@ -19,11 +19,18 @@ from flashwright import (
     GPUError,
     parse_kernel_name_into_config,
     run_forward,
-    runtime,
 )
+from flashwright import gpu as gpu_runtime
 from flashwright.compiler import compile_source
 from flashwright.kernel_source import KernelSource, device_headers
-from flashwright.launch_arguments import DeviceTensor, ForwardArguments, TensorView, forward_launch
+from flashwright.launch_arguments import (
+    DeviceTensor,
+    ForwardArguments,
+    PackedSequences,
+    TensorView,
+    forward_launch,
+)
+from flashwright.variant import FULL, Window
 
 CONFIG = parse_kernel_name_into_config("(BF16, 64, 128, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax")
 
@@ -102,6 +109,35 @@ def test_the_scale_is_the_one_given_or_one_over_the_root_of_d_head(scale, expect
     assert launch(scale=scale).arguments.softmax_scale == pytest.approx(expected, rel=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("given_lengths", "window", "features"),
+    [
+        ((256, 256), FULL, set()),
+        ((200, 256), FULL, {"ragged_q"}),
+        ((256, 40), FULL, {"ragged_kv"}),
+        ((256, 256), Window(right=0), {"masks_right"}),
+        ((256, 256), Window(left=10, right=0), {"masks_left", "masks_right"}),
+        # Windows that cut nothing off cost nothing: one new row that sees all keys, and edges beyond the keys.
+        ((1, 256), Window(right=0), {"ragged_q"}),
+        ((1, 256), Window(right=0, bottom_right=False), {"ragged_q", "masks_right"}),
+        ((256, 256), Window(left=255, right=255), set()),
+        ((256, 256), Window(left=254, right=255), {"masks_left"}),
+    ],
+)
+def test_a_kernel_has_the_features_that_a_problem_needs_and_no_others(given_lengths, window, features):
+    q_rows, kv_rows = given_lengths
+    made = launch(q=tensor("q", rows=q_rows), k=tensor("k", rows=kv_rows), v=tensor("v", rows=kv_rows), window=window)
+    assert made.variant == AttentionVariant(**dict.fromkeys(features, True))
+    assert made.grid[0] == -(-q_rows // CONFIG.B_r)
+
+
+def test_fewer_columns_or_heads_are_features_too():
+    narrow = {name: tensor(name, d_head=40) for name in "qkv"}
+    assert launch(**narrow, o=tensor("out", d_head=40)).variant == AttentionVariant(head_dim=40)
+    assert launch(q=tensor("q", heads=6)).variant == AttentionVariant(grouped_heads=True)
+    assert launch(softcap=30.0).variant == AttentionVariant(softcaps=True)
+
+
 # --- Inputs that are refused ---------------------------------------------------------------------------------
 
 
@@ -110,22 +146,23 @@ def test_the_scale_is_the_one_given_or_one_over_the_root_of_d_head(scale, expect
     [
         ({"q": tensor("q", dtype=DType.FP16)}, "q: dtype is FP16, but the config computes BF16"),
         ({"v": tensor("v", dtype=DType.FP16)}, "v: dtype is FP16, but the config computes BF16"),
-        ({"k": tensor("k", d_head=128)}, "k: d_head is 128, but the config computes 64"),
+        (
+            {"k": tensor("k", d_head=128)},
+            "k: head_dim is 128, .*multiples of 8 up to d_head = 64",
+        ),
         (
             {"q": replace(tensor("q"), shape=(3, 256, 64), strides=(256 * 64, 64, 1))},
             r"q: shape \(3, 256, 64\) has 3 dimensions; expected 4",
         ),
         ({"k": replace(tensor("k"), shape=(1, 2, 3, 256, 64))}, "k: .*has 5 dimensions; expected 4"),
         ({"v": tensor("v", rows=128)}, r"k and v must have the same shape; got .*256.*128"),
-        ({"q": tensor("q", heads=6)}, r"q and k must agree in batch and heads; got \(2, 6\) and \(2, 3\)"),
-        ({"q": tensor("q", batch=1)}, r"q and k must agree in batch and heads; got \(1, 3\) and \(2, 3\)"),
-        ({"q": tensor("q", rows=200)}, "q: 200 rows are not a multiple of B_r = 128"),
-        (
-            {"k": tensor("k", rows=40), "v": tensor("v", rows=40)},
-            "k: 40 rows are not a multiple of B_c = 32",
-        ),
-        ({"q": tensor("q", rows=0)}, "q rows: 0"),
-        ({"k": tensor("k", rows=0), "v": tensor("v", rows=0)}, "k rows: 0"),
+        ({"q": tensor("q", heads=4)}, "q has 4 heads, which is not a multiple of the 3 heads of k and v"),
+        ({"q": tensor("q", batch=1)}, r"q and k must agree in batch and head_dim; got \(1, .* and \(2, "),
+        ({name: tensor(name, d_head=60) for name in "qkv"}, "head_dim is 60, .*multiples of 8"),
+        ({"q": tensor("q", rows=0)}, "q: 0 rows are not allowed"),
+        ({"k": tensor("k", rows=0), "v": tensor("v", rows=0)}, "k: 0 rows are not allowed"),
+        ({"softcap": -1.0}, "softcap: -1.0 .*positive"),
+        ({"packed": PackedSequences(4, 0, 0, 64, 64)}, "packed sequences need tensors of batch 1; got 2"),
         ({name: tensor(name, batch=0) for name in "qkv"}, "batch: 0"),
         ({name: tensor(name, batch=65_536) for name in "qkv"}, r"batch: 65536 .*65535"),
         ({name: tensor(name, heads=65_536) for name in "qkv"}, r"heads: 65536 .*65535"),
@@ -185,8 +222,8 @@ def test_a_gpu_that_cannot_run_a_kernel_is_refused_with_what_it_lacks(
 ):
     major, minor = capability
     gpu = SimpleNamespace(name="Example GPU", major=major, minor=minor, shared_memory_per_block_optin=shared_kib * 1024)
-    torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _index: gpu))
-    monkeypatch.setattr(runtime, "_require_torch", lambda: torch)
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: gpu)
     config = parse_kernel_name_into_config("(BF16, 128, 256, 128, 8): async+load_2_2_2_tiles")
     with pytest.raises(GPUError, match=what_is_said):
-        runtime.loaded_kernel(config, AttentionVariant(), 0)
+        gpu_runtime.loaded_kernel(config, AttentionVariant(), 0)

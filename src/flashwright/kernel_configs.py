@@ -92,6 +92,15 @@ class FlashForwardKernelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
+        self._check_types()
+        self._check_values()
+        # Configs are looked up on every call of a kernel; hashing all fields each time would cost more than that.
+        object.__setattr__(self, "_hash", hash(self.values()))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]
+
+    def _check_types(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "bool":
@@ -100,6 +109,8 @@ class FlashForwardKernelConfig:
                 object.__setattr__(self, field.name, bool(value))
             elif field.type == "int" and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ValueError(f"{field.name}: {value!r} is not an integer")
+
+    def _check_values(self) -> None:
         self._require_multiple("d_head", of=16, at_most=MAX_D_HEAD)
         self._require_multiple("B_r", of=16)
         self._require_multiple("B_c", of=16)

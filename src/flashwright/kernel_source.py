@@ -79,7 +79,8 @@ def _specialisation(
     layout = shapes.shared_layout
     namespaces: dict[str, dict[str, Constant]] = {
         "cfg": config_constants,
-        "variant": {field.name: getattr(variant, field.name) for field in fields(variant)},
+        "variant": {field.name: getattr(variant, field.name) for field in fields(variant)}
+        | {"pads_columns": variant.pads_columns},
         "layout": {
             "row_bytes": layout.row_bytes,
             "panel_vectors": layout.row_bytes // VECTOR_BYTES,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashwright.compiler import Kernel, compile_many
+from flashwright.gpu import gpu_available
 from flashwright.kernel_configs import DType, FlashForwardKernelConfig, LadderRung, get_kernel_progression
 from flashwright.occupancy import occupancy
 from flashwright.progress import progress_bar
@@ -105,15 +106,6 @@ def _simulate(config: FlashForwardKernelConfig) -> Simulated:
         global_sectors=counters.global_sectors,
         relative_error=relative_error(simulation.output, reference_forward(*inputs)[0]),
     )
-
-
-def gpu_available() -> bool:
-    """Whether PyTorch is there and sees a GPU that the kernels run on."""
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def _time_all(configs: list[FlashForwardKernelConfig], *, progress: bool) -> list[Timed]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from flashwright.compiler import compile_kernel
 from flashwright.kernel_configs import DType, FlashForwardKernelConfig
-from flashwright.launch_arguments import DeviceTensor, forward_launch
-from flashwright.variant import AttentionVariant
+from flashwright.launch_arguments import DeviceTensor, PackedSequences, forward_launch
+from flashwright.variant import FULL, Window
 
 if TYPE_CHECKING:
     from flashwright.simulator import Run, SimulatedGPU
@@ -39,12 +39,16 @@ def simulate_forward(
     v: np.ndarray,
     *,
     scale: float | None = None,
+    window: Window = FULL,
+    softcap: float = 0.0,
     return_lse: bool = False,
+    starts: tuple[np.ndarray, np.ndarray] | None = None,
+    max_lengths: tuple[int, int] = (0, 0),
     arch: str = "sm_80",
     check_hazards: bool = True,
     **launch_options: Any,
 ) -> ForwardSimulation:
-    """softmax(q·kᵀ·scale)·v of (batch, heads, rows, d_head) arrays of any strides over contiguous rows."""
+    """What `run_forward` computes, of (batch, heads, rows, head_dim) arrays. `starts` are cu_seqlens of q and k."""
     from flashwright.simulator import SimulatedGPU
 
     gpu = SimulatedGPU(arch)
@@ -52,9 +56,14 @@ def simulate_forward(
     lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
     tensors = [_upload(gpu, name, array) for name, array in (("q", q), ("k", k), ("v", v), ("out", output))]
     lse_address = 0 if lse is None else gpu.to_device(lse)
-    launch = forward_launch(config, *tensors, lse_address=lse_address, scale=scale)
+    packed = None
+    if starts is not None:
+        packed = PackedSequences(len(starts[0]) - 1, gpu.to_device(starts[0]), gpu.to_device(starts[1]), *max_lengths)
+    launch = forward_launch(
+        config, *tensors, lse_address=lse_address, scale=scale, window=window, softcap=softcap, packed=packed
+    )
 
-    kernel = compile_kernel(config, arch, AttentionVariant(returns_lse=return_lse))
+    kernel = compile_kernel(config, arch, launch.variant)
     run = gpu.load(kernel.ptx).launch(
         kernel.name,
         grid=launch.grid,
@@ -85,16 +94,35 @@ def _memory_of(array: np.ndarray) -> np.ndarray:
 
 
 def reference_forward(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float | None = None,
+    window: Window = FULL,
+    softcap: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The definition of attention in float64: the output, and the log-sum-exp of the scaled scores."""
-    if scale is None:
-        scale = 1 / math.sqrt(q.shape[-1])
-    scores = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2) * scale
+    """The definition of attention in float64: the output, and the log-sum-exp of the scores."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    rows, keys = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])
+    position = rows + (k.shape[2] - q.shape[2] if window.bottom_right else 0)
+    seen = np.ones(scores.shape[-2:], bool)
+    if window.left is not None:
+        seen &= keys >= position - window.left
+    if window.right is not None:
+        seen &= keys <= position + window.right
+    scores = np.where(seen, scores, -np.inf)
     maximum = scores.max(axis=-1, keepdims=True)
-    exponentials = np.exp(scores - maximum)
+    exponentials = np.exp(scores - np.where(np.isinf(maximum), 0, maximum))
     total = exponentials.sum(axis=-1, keepdims=True)
-    return exponentials / total @ v.astype(np.float64), (maximum + np.log(total))[..., 0]
+    with np.errstate(divide="ignore"):
+        lse = np.where(total > 0, maximum + np.log(total), -np.inf)[..., 0]
+    return np.where(total > 0, exponentials / np.where(total > 0, total, 1), 0) @ v, lse
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:

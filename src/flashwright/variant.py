@@ -6,11 +6,47 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Window:
+    """The keys a query row may look at: from i + shift - left to i + shift + right for row i; None: no limit.
+
+    The shift is `kv_length - q_length` if the window is aligned to the bottom right (the last row to the last key),
+    and 0 if to the top left (the first row to the first key).
+    """
+
+    left: int | None = None
+    right: int | None = None
+    bottom_right: bool = True
+
+
+FULL = Window()
+
+
+@dataclass(frozen=True)
 class AttentionVariant:
     """A feature that is off costs nothing: its code does not exist in the kernel."""
 
     returns_lse: bool = False
     """Also write the log-sum-exp of each row's scaled scores."""
+    masks_left: bool = False
+    """Keys too far to the left of a row are masked."""
+    masks_right: bool = False
+    """Keys too far to the right of a row are masked: causal, with a window of 0."""
+    softcaps: bool = False
+    """Scores pass through a scaled hyperbolic tangent."""
+    grouped_heads: bool = False
+    """Several heads of Q share one of K and V."""
+    variable_lengths: bool = False
+    """Sequences of different lengths are packed one after the other."""
+    ragged_q: bool = False
+    """The last block of query rows may be incomplete."""
+    ragged_kv: bool = False
+    """The last block of keys may be incomplete."""
+    head_dim: int = 0
+    """Columns of the tensors when they are fewer than the config's d_head; 0: as many."""
+
+    @property
+    def pads_columns(self) -> bool:
+        return self.head_dim != 0
 
 
 PLAIN = AttentionVariant()

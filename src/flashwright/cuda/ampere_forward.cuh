@@ -5,6 +5,7 @@
 #pragma once
 #include "copy.cuh"
 #include "gemm.cuh"
+#include "mask.cuh"
 #include "softmax.cuh"
 
 using QFragments = Fragments<shape::QK_tiles, shape::QK_steps_per_tile, shape::row_tiles, shape::Q_buffers>;
@@ -12,27 +13,31 @@ using KFragments = Fragments<shape::QK_tiles, shape::QK_steps_per_tile, cfg::B_c
 using PFragments = Fragments<shape::PV_tiles, shape::PV_steps_per_tile, shape::row_tiles, shape::PV_tiles>;
 using VFragments = Fragments<shape::PV_tiles, shape::PV_steps_per_tile, cfg::d_head / 16, shape::V_buffers>;
 
-// Where K and V come from, and where their blocks lie in shared memory.
+// Where K and V come from, which blocks of them are visited, and where these lie in shared memory.
 struct KVBlocks {
     const char *K_head, *V_head;
     int64 K_stride, V_stride;
     uint32 K_shared, V_shared;
-    int count;
+    int length;
+    KVRange range;
 
-    DEVICE KVBlocks(const ForwardArguments &args, int batch, int head, uint32 shared)
-        : K_head(head_start(args.K, batch, head)), V_head(head_start(args.V, batch, head)),
-          K_stride(row_stride_bytes(args.K)), V_stride(row_stride_bytes(args.V)),
+    DEVICE KVBlocks(const ForwardArguments &args, int batch, int q_head, const Sequence &sequence, KVRange range,
+                    uint32 shared)
+        : K_stride(row_stride_bytes(args.K)), V_stride(row_stride_bytes(args.V)),
           K_shared(shared + shape::K_shared_offset), V_shared(shared + shape::V_shared_offset),
-          count(args.kv_length / cfg::B_c) {}
-
-    DEVICE int64 first_row(int step) const {
-        return (int64)(cfg::reversed_kv ? count - 1 - step : step) * cfg::B_c;
+          length(sequence.kv_length), range(range) {
+        const int head = variant::grouped_heads ? q_head / args.q_heads_per_kv_head : q_head;
+        K_head = head_start(args.K, batch, head) + sequence.kv_start * K_stride;
+        V_head = head_start(args.V, batch, head) + sequence.kv_start * V_stride;
     }
+
     DEVICE void start_K_copy(int step) const {
-        copy_GM2SM<cfg::B_c>(K_shared, K_head + first_row(step) * K_stride, K_stride);
+        const int64 row = range.first_row(step);
+        copy_GM2SM<cfg::B_c, variant::ragged_kv>(K_shared, K_head + row * K_stride, K_stride, length - (int)row);
     }
     DEVICE void start_V_copy(int step) const {
-        copy_GM2SM<cfg::B_c>(V_shared, V_head + first_row(step) * V_stride, V_stride);
+        const int64 row = range.first_row(step);
+        copy_GM2SM<cfg::B_c, variant::ragged_kv>(V_shared, V_head + row * V_stride, V_stride, length - (int)row);
     }
 };
 
@@ -46,8 +51,10 @@ struct WarpState {
 };
 
 // One block of K and V: S = QKᵀ, its softmax, O += PV.
-template <bool first> DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, int step) {
-    const bool last = step + 1 == kv.count;
+template <bool first>
+DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Window &window, int step, int warp_row,
+                    const ForwardArguments &args) {
+    const bool last = step + 1 == kv.range.count;
     wait_for_copies<0>();
     // After this barrier every thread's part of K (and of Q) is visible to all warps, and every warp has finished
     // the previous PV, so that V may be overwritten.
@@ -69,6 +76,10 @@ template <bool first> DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, i
     if (cfg::eager_load_blocks && !last)
         kv.start_K_copy(step + 1);
 
+    if constexpr (variant::softcaps)
+        cap_scores(S, args.capping_scale);
+    if constexpr (variant::masks_left || variant::masks_right || variant::ragged_kv)
+        apply_mask(S, window, warp_row, kv.range.first_row(step));
     warp.softmax.step<first>(S, warp.O);
     PFragments P;
     round_to_operand(P, S);
@@ -91,28 +102,37 @@ __global__ void __launch_bounds__(shape::threads)
     extern __shared__ __align__(128) char shared_memory[];
     const uint32 Q_shared = shared_address(shared_memory);
 
+    const int q_block = variant::masks_right ? gridDim.x - 1 - blockIdx.x : blockIdx.x; // longest first
     const int head = blockIdx.y, batch = blockIdx.z;
-    const int64 q_row = (int64)blockIdx.x * cfg::B_r;
+    const Sequence sequence(args, batch);
+    const int q_row = q_block * cfg::B_r, q_rows = sequence.q_length - q_row;
+    if (variant::variable_lengths && q_rows <= 0)
+        return; // a shorter sequence than the longest
     const int lane = threadIdx.x % 32;
     const int warp_row = threadIdx.x / 32 * shape::QO_rows_per_warp;
 
-    const KVBlocks kv(args, batch, head, Q_shared);
-    const int64 Q_stride = row_stride_bytes(args.Q);
-    copy_GM2SM<cfg::B_r>(Q_shared, head_start(args.Q, batch, head) + q_row * Q_stride, Q_stride);
-    kv.start_K_copy(0);
-
+    const Window window(args, sequence);
+    const KVRange range(window, q_row, min(q_row + cfg::B_r, sequence.q_length) - 1);
+    const KVBlocks kv(args, batch, head, sequence, range, Q_shared);
     WarpState warp(Q_shared + warp_row * layout::row_bytes, args.softmax_scale);
-    if constexpr (shape::Q_entire_block) {
-        wait_for_copies</*pending=*/1>(); // for Q; the first K may still be on its way
-        __syncthreads();
-        warp.Q.load_entire_block();
-    }
 
-    if constexpr (cfg::peeled_first_step)
-        kv_step<true>(warp, kv, 0);
+    // Only a mask can leave a block of rows with no keys at all.
+    if (range.count > 0 || !(variant::masks_left || variant::masks_right || variant::variable_lengths)) {
+        const int64 Q_stride = row_stride_bytes(args.Q);
+        copy_GM2SM<cfg::B_r, variant::ragged_q>(
+            Q_shared, head_start(args.Q, batch, head) + (sequence.q_start + q_row) * Q_stride, Q_stride, q_rows);
+        kv.start_K_copy(0);
+        if constexpr (shape::Q_entire_block) {
+            wait_for_copies</*pending=*/1>(); // for Q; the first K may still be on its way
+            __syncthreads();
+            warp.Q.load_entire_block();
+        }
+        if constexpr (cfg::peeled_first_step)
+            kv_step<true>(warp, kv, window, 0, q_row + warp_row, args);
 #pragma unroll 1
-    for (int step = cfg::peeled_first_step; step < kv.count; ++step)
-        kv_step<false>(warp, kv, step);
+        for (int step = cfg::peeled_first_step; step < range.count; ++step)
+            kv_step<false>(warp, kv, window, step, q_row + warp_row, args);
+    }
 
     warp.softmax.normalize(warp.O);
 
@@ -121,14 +141,16 @@ __global__ void __launch_bounds__(shape::threads)
     copy_RF2SM<cfg::B_r>(Q_shared, warp_row, warp.O);
     __syncwarp();
     const int64 O_stride = row_stride_bytes(args.O);
-    copy_SM2GM<cfg::B_r, shape::QO_rows_per_warp>(head_start(args.O, batch, head) + q_row * O_stride, O_stride,
-                                                  Q_shared, warp_row);
+    copy_SM2GM<cfg::B_r, shape::QO_rows_per_warp, variant::ragged_q>(
+        head_start(args.O, batch, head) + (sequence.q_start + q_row) * O_stride, O_stride, Q_shared, warp_row, q_rows);
 
     if constexpr (variant::returns_lse) {
-        float *lse = args.lse + ((int64)batch * gridDim.y + head) * args.q_length + q_row + warp_row;
+        float *lse = args.lse + batch * args.lse_batch_stride + head * args.lse_head_stride + sequence.q_start + q_row;
         for (int m = 0; m < shape::row_tiles; ++m)
-            for (int half = 0; half < 2; ++half)
-                if (lane % 4 == 0)
-                    lse[16 * m + 8 * half + lane / 4] = warp.softmax.log_sum_exp(m, half);
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp_row + 16 * m + 8 * half + lane / 4;
+                if (lane % 4 == 0 && (!variant::ragged_q || row < q_rows))
+                    lse[row] = warp.softmax.log_sum_exp(m, half);
+            }
     }
 }

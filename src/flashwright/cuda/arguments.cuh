@@ -1,4 +1,4 @@
-// What a launch passes to the kernel, by value. `runtime.py` packs the same struct.
+// What a launch passes to the kernel, by value. `launch_arguments.py` packs the same struct.
 #pragma once
 #include "types.cuh"
 
@@ -10,7 +10,18 @@ struct TensorView {
 
 struct ForwardArguments {
     TensorView Q, K, V, O;
-    float *lse; // (batch, head, row), contiguous
+    float *lse;
+    int64 lse_batch_stride, lse_head_stride;
+    // Variable lengths: sequence b is rows starts[b] … starts[b + 1] - 1 of tensors without a batch dimension.
+    const int *q_starts, *kv_starts;
+    // Otherwise the lengths of all sequences.
     int q_length, kv_length;
+    int q_heads_per_kv_head;
+    // Row i may look at the keys i + window_left … i + window_right; if the mask is aligned to the bottom right, of
+    // the keys' end: shifted by the keys' lead over the queries.
+    int window_left, window_right, align_bottom_right;
+    // Scores are multiplied by it; after soft-capping if there is any.
     float softmax_scale;
+    // Soft-capping: scores become tanh(score · capping_scale / (2·log2(e))).
+    float capping_scale;
 };

@@ -40,12 +40,18 @@ template <int rows, int threads> struct BlockSlice {
                pass % passes_per_segment * (rows_per_pass * row_stride);
     }
 
+    // Whether the tensor has these columns; those above its head dimension are padding.
+    DEVICE bool is_unpadded(int pass) const {
+        return !variant::pads_columns || first_vector(pass) + vector < variant::head_dim / 8;
+    }
+
     DEVICE static int first_vector(int pass) { return pass / passes_per_segment * layout::segment_vectors; }
 };
 
-// Starts (cp.async) or does (through registers) the copy of a block.
-template <int rows>
-DEVICE void copy_GM2SM(uint32 shared, const char *global, int64 row_stride) {
+// Starts (cp.async) or does (through registers) the copy of a block. Of a ragged block only the first `valid_rows`
+// rows exist, and of a padded one only the first columns; the rest becomes zero.
+template <int rows, bool ragged>
+DEVICE void copy_GM2SM(uint32 shared, const char *global, int64 row_stride, int valid_rows) {
     const BlockSlice<rows, shape::threads> slice(threadIdx.x);
 #pragma unroll
     for (int pass = 0; pass < slice.passes; ++pass) {
@@ -53,10 +59,13 @@ DEVICE void copy_GM2SM(uint32 shared, const char *global, int64 row_stride) {
             continue;
         const char *source = global + slice.global_offset(pass, row_stride);
         uint32 target = shared + slice.shared_offset(pass);
-        if constexpr (cfg::async_copy)
+        const bool exists = (!ragged || slice.row(pass) < valid_rows) && slice.is_unpadded(pass);
+        if constexpr (cfg::async_copy && (ragged || variant::pads_columns))
+            cp_async_16B_or_zero(target, source, exists);
+        else if constexpr (cfg::async_copy)
             cp_async_16B(target, source);
         else
-            store_shared_16B(target, load_global_16B(source));
+            store_shared_16B(target, exists ? load_global_16B(source) : Vector16B{});
     }
     if constexpr (cfg::async_copy)
         cp_async_commit_group();
@@ -85,13 +94,14 @@ DEVICE void copy_RF2SM(uint32 shared, int first_row, const float (&c)[row_tiles]
             }
 }
 
-// Writes a warp's rows of a block in shared memory to global memory, whole rows at a time.
-template <int rows, int warp_rows>
-DEVICE void copy_SM2GM(char *global, int64 row_stride, uint32 shared, int first_row) {
+// Writes a warp's rows of a block in shared memory to global memory, whole rows at a time; of a ragged block only the
+// first `valid_rows`.
+template <int rows, int warp_rows, bool ragged>
+DEVICE void copy_SM2GM(char *global, int64 row_stride, uint32 shared, int first_row, int valid_rows) {
     const BlockSlice<warp_rows, 32> slice(threadIdx.x % 32);
 #pragma unroll
     for (int pass = 0; pass < slice.passes; ++pass) {
-        if (!slice.covers(pass))
+        if (!slice.covers(pass) || !slice.is_unpadded(pass) || (ragged && first_row + slice.row(pass) >= valid_rows))
             continue;
         uint32 vector = slice.first_vector(pass) + slice.vector;
         Vector16B v = load_shared_16B(shared + vector_offset<rows>(first_row + slice.row(pass), vector));

@@ -38,12 +38,13 @@ template <int row_tiles> struct OnlineSoftmax {
                 float maximum = quad_max(scaled_maximum(S[m], half));
                 if constexpr (!first) {
                     maximum = fmaxf(maximum, row_max[m][half]);
-                    float shrink = exponential(row_max[m][half], maximum, maximum * scale);
+                    const float reference = finite(maximum);
+                    float shrink = exponential(row_max[m][half], reference, reference * scale);
                     row_sum[m][2 * half] *= shrink;
                     scale_row(O[m], half, shrink);
                 }
                 row_max[m][half] = maximum;
-                exponentiate(S[m], half, maximum, row_sum[m][2 * half]);
+                exponentiate(S[m], half, finite(maximum), row_sum[m][2 * half]);
             }
     }
 
@@ -68,7 +69,8 @@ template <int row_tiles> struct OnlineSoftmax {
                 float &sum = row_sum[m][2 * half];
                 if constexpr (!cfg::mma_row_sum)
                     sum = quad_sum(sum);
-                scale_row(O[m], half, reciprocal_approx(sum));
+                // A row that may look at nothing is zero.
+                scale_row(O[m], half, rows_may_be_empty && sum == 0 ? 0 : reciprocal_approx(sum));
             }
     }
 
@@ -79,6 +81,15 @@ template <int row_tiles> struct OnlineSoftmax {
     }
 
   private:
+    // With a mask, a row may have no score yet, or none at all.
+    static constexpr bool rows_may_be_empty = variant::masks_left || variant::masks_right || variant::variable_lengths;
+
+    // What exponentials are relative to: the maximum, or zero if all scores so far are minus infinity, for the
+    // difference of two infinities is not a number.
+    static DEVICE float finite(float maximum) {
+        return rows_may_be_empty && maximum == negative_infinity ? 0 : maximum;
+    }
+
     // The maximum of a thread's scores of a row; without the optimised softmax, scales them on the way.
     template <int column_tiles> DEVICE float scaled_maximum(float (&S)[column_tiles][4], int half) const {
         float maximum = negative_infinity;

@@ -8,6 +8,12 @@ DEVICE void cp_async_16B(uint32 shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// The same where the data exists; otherwise writes 16 zero bytes and reads nothing.
+DEVICE void cp_async_16B_or_zero(uint32 shared, const void *global, bool exists) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(exists ? 16 : 0)
+                 : "memory");
+}
+
 // Closes this thread's current group of copies.
 DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -1,0 +1,229 @@
+"""Launching kernels on a GPU, with PyTorch's tensors and streams."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from flashwright.compiler import Kernel, compile_kernel
+from flashwright.kernel_configs import DType, FlashForwardKernelConfig
+from flashwright.launch_arguments import (
+    DeviceTensor,
+    ForwardArguments,
+    ForwardLaunch,
+    PackedSequences,
+    forward_launch,
+)
+from flashwright.tile_shapes import VECTOR_BYTES, ForwardKernelTileShapes
+from flashwright.variant import AttentionVariant, Window
+
+if TYPE_CHECKING:
+    import torch
+
+OLDEST_COMPUTE_CAPABILITY = (8, 0)
+
+
+class GPUError(RuntimeError):
+    """There is no GPU to run on, or it cannot run what was asked."""
+
+
+# --- Running a forward pass --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A launch whose every argument but the addresses is decided."""
+
+    kernel: LoadedKernel
+    launch: ForwardLaunch
+
+    def run(self, addresses: tuple[int, int, int, int], lse: int, starts: tuple[int, int], stream: int) -> None:
+        arguments = ForwardArguments.from_buffer_copy(self.launch.arguments)
+        arguments.Q.data, arguments.K.data, arguments.V.data, arguments.O.data = addresses
+        arguments.lse = lse
+        arguments.q_starts, arguments.kv_starts = starts
+        self.kernel.launch(self.launch.grid, arguments, stream)
+
+
+_plans: dict[tuple[Any, ...], _Plan] = {}
+MAX_PLANS = 4096
+
+
+def run_on_gpu(
+    config: FlashForwardKernelConfig,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float | None,
+    window: Window,
+    softcap: float,
+    return_lse: bool,
+    out: torch.Tensor | None,
+    starts: tuple[torch.Tensor, torch.Tensor] | None,
+    max_lengths: tuple[int, int],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A forward pass on the tensors' GPU and current stream. `starts` are cu_seqlens of q and k."""
+    import torch
+
+    o = torch.empty_like(q) if out is None else out
+    key = (
+        config, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), o.shape, o.stride(),
+        q.dtype, k.dtype, v.dtype, o.dtype, q.device, k.device, v.device, o.device,
+        scale, window, softcap, return_lse, max_lengths, starts and starts[0].shape,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr())
+    if plan is None or (addresses[0] | addresses[1] | addresses[2] | addresses[3]) % VECTOR_BYTES:
+        plan = _make_plan(config, q, k, v, o, scale, window, softcap, return_lse, starts, max_lengths)
+        if len(_plans) >= MAX_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    index = q.device.index
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    lse_address = 0 if lse is None else lse.data_ptr()
+    start_addresses = (0, 0) if starts is None else (starts[0].data_ptr(), starts[1].data_ptr())
+    if index == torch.cuda.current_device():
+        plan.run(addresses, lse_address, start_addresses, _raw_stream(index))
+    else:
+        with torch.cuda.device(index):
+            plan.run(addresses, lse_address, start_addresses, _raw_stream(index))
+    return o, lse
+
+
+def _raw_stream(index: int) -> int:
+    import torch
+
+    # What torch.cuda.current_stream(index).cuda_stream gives, without building the Stream object.
+    return torch._C._cuda_getCurrentRawStream(index)
+
+
+def _make_plan(
+    config: FlashForwardKernelConfig,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    scale: float | None,
+    window: Window,
+    softcap: float,
+    return_lse: bool,
+    starts: tuple[torch.Tensor, torch.Tensor] | None,
+    max_lengths: tuple[int, int],
+) -> _Plan:
+    _check_tensors(q, k, v, o, starts)
+    packed = None
+    if starts is not None:
+        packed = PackedSequences(len(starts[0]) - 1, starts[0].data_ptr(), starts[1].data_ptr(), *max_lengths)
+    launch = forward_launch(
+        config,
+        *(device_tensor(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v), ("out", o))),
+        lse_address=int(return_lse),  # any address: the real one is filled in at every run
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        packed=packed,
+    )
+    return _Plan(loaded_kernel(config, launch.variant, q.device.index), launch)
+
+
+def device_tensor(name: str, tensor: torch.Tensor) -> DeviceTensor:
+    """The view that a launch needs of a PyTorch tensor."""
+    return DeviceTensor(
+        name, tensor.data_ptr(), DType.parse(str(tensor.dtype)), tuple(tensor.shape), tuple(tensor.stride())
+    )
+
+
+def _check_tensors(q: Any, k: Any, v: Any, o: Any, starts: tuple[Any, Any] | None) -> None:
+    import torch
+
+    tensors = {"q": q, "k": k, "v": v, "out": o}
+    if starts is not None:
+        tensors |= {"cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1]}
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cuda":
+            missing = "" if torch.cuda.is_available() else ", and PyTorch sees no CUDA GPU on this machine"
+            raise GPUError(f"{name} is on {tensor.device}, not on a GPU{missing}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}; all tensors must be on one GPU")
+    if o.shape != q.shape or o.dtype != q.dtype:
+        raise ValueError(f"out: {tuple(o.shape)} of {o.dtype} does not match q: {tuple(q.shape)} of {q.dtype}")
+
+
+def gpu_available() -> bool:
+    """Whether PyTorch is there and sees a GPU that the kernels run on."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= OLDEST_COMPUTE_CAPABILITY
+
+
+# --- Loaded kernels ----------------------------------------------------------------------------------------------
+
+
+class LoadedKernel:
+    """A kernel in the memory of one GPU, ready to be launched."""
+
+    def __init__(self, kernel: Kernel, device_index: int) -> None:
+        from cuda.bindings import driver
+        from cuda.core import ObjectCode
+
+        self._code = ObjectCode.from_cubin(kernel.cubin)
+        handle = self._code.get_kernel(kernel.name).handle
+        self._handle = int(handle)
+        self._launch = driver.cuLaunchKernel
+        self.kernel = kernel
+        device = _driver_checked(driver.cuDeviceGet(device_index))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _driver_checked(driver.cuKernelSetAttribute(attribute, kernel.shared_bytes, handle, device))
+
+    def launch(self, grid: tuple[int, int, int], arguments: ctypes.Structure, stream: int) -> None:
+        """Queues one launch; the arguments are copied before this returns."""
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        kernel = self.kernel
+        (status,) = self._launch(
+            self._handle, *grid, kernel.threads, 1, 1, kernel.shared_bytes, stream, ctypes.addressof(parameters), 0
+        )
+        if status:
+            raise GPUError(f"launching {kernel.config} with grid {grid} failed: {_error_text(status)}")
+
+
+@cache
+def loaded_kernel(config: FlashForwardKernelConfig, variant: AttentionVariant, device_index: int) -> LoadedKernel:
+    """The kernel of a config on a GPU, compiled and loaded on first use."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device_index)
+    major, minor = capability = (properties.major, properties.minor)
+    if capability < OLDEST_COMPUTE_CAPABILITY:
+        raise GPUError(
+            f"{properties.name} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or later"
+        )
+    shared_bytes, most = ForwardKernelTileShapes(config).shared_bytes, properties.shared_memory_per_block_optin
+    if shared_bytes > most:
+        raise GPUError(
+            f"{config} needs {shared_bytes} bytes of shared memory per block; {properties.name} has {most}. "
+            "Choose a smaller B_r or B_c."
+        )
+    kernel = compile_kernel(config, f"sm_{major}{minor}", variant)
+    with torch.cuda.device(device_index):
+        torch.cuda.current_stream(device_index)  # makes sure that the device's context exists
+        return LoadedKernel(kernel, device_index)
+
+
+def _driver_checked(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if status:
+        raise GPUError(f"the CUDA driver says: {_error_text(status)}")
+    return values[0] if values else None
+
+
+def _error_text(status: Any) -> str:
+    from cuda.bindings import driver
+
+    _, name = driver.cuGetErrorName(status)
+    _, text = driver.cuGetErrorString(status)
+    return f"{name.decode()}: {text.decode()}" if name else str(status)

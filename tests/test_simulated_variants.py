@@ -1,0 +1,127 @@
+"""What the kernel computes beyond the plain product, on the simulated GPU with hazards checked."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from flashwright import parse_kernel_name_into_config, run_forward
+from flashwright.simulation import NUMPY_DTYPES, reference_forward, relative_error, simulate_forward
+from flashwright.variant import FULL, Window
+
+WHOLE_Q = "async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
+TILED_Q = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+peeled+reversed+mma_sum"
+SYNCHRONOUS = "swizzled+load_2_2_2_tiles"
+CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
+
+# config, (batch, q heads, kv heads, q rows, kv rows, head_dim), options
+CASES = {
+    "tails of both": (f"(BF16, 128, 64, 64, 4): {WHOLE_Q}", (1, 2, 2, 100, 77, 128), {}),
+    "one row, one key": (f"(FP16, 128, 64, 64, 4): {WHOLE_Q}", (1, 1, 1, 1, 1, 128), {}),
+    "causal, more keys than rows": (
+        f"(BF16, 128, 64, 64, 4): {WHOLE_Q}",
+        (1, 2, 1, 130, 200, 128),
+        {"window": CAUSAL},
+    ),
+    "causal from the top left, grouped heads": (
+        f"(FP16, 64, 128, 64, 4): {TILED_Q}",
+        (2, 4, 2, 130, 200, 64),
+        {"window": CAUSAL_TOP_LEFT},
+    ),
+    "causal, rows without keys": (f"(FP16, 64, 128, 64, 4): {TILED_Q}", (1, 2, 2, 200, 100, 64), {"window": CAUSAL}),
+    "a window, capped, padded columns": (
+        f"(FP16, 64, 128, 64, 4): {TILED_Q}",
+        (1, 2, 2, 100, 300, 40),
+        {"window": Window(left=30, right=10), "softcap": 3.0},
+    ),
+    "a causal window, synchronous copies, a scale": (
+        f"(BF16, 96, 64, 32, 4): {SYNCHRONOUS}",
+        (1, 2, 2, 65, 65, 72),
+        {"window": Window(left=5, right=0), "scale": 0.3},
+    ),
+    "multi-query, 256 columns": (f"(BF16, 256, 64, 32, 4): {TILED_Q}", (1, 3, 1, 70, 40, 248), {"window": CAUSAL}),
+    "8 warps, 160 columns": (f"(FP16, 160, 128, 32, 8): {WHOLE_Q}", (1, 1, 1, 140, 90, 160), {}),
+    "32 columns": (f"(BF16, 32, 128, 128, 8): {TILED_Q}", (1, 1, 1, 130, 150, 24), {"softcap": 20.0}),
+}
+
+
+def random(generator, *shape, dtype):
+    return generator.standard_normal(shape).astype(NUMPY_DTYPES[dtype])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_the_kernel_computes_every_variant(case):
+    short_form, (batch, q_heads, kv_heads, q_rows, kv_rows, head_dim), options = case
+    config = parse_kernel_name_into_config(short_form)
+    generator = np.random.default_rng(0)
+    q = random(generator, batch, q_heads, q_rows, head_dim, dtype=config.dtype)
+    k, v = (random(generator, batch, kv_heads, kv_rows, head_dim, dtype=config.dtype) for _ in range(2))
+    simulation = simulate_forward(config, q, k, v, return_lse=True, **options)
+    output, lse = reference_forward(q, k, v, **options)
+    assert relative_error(simulation.output, output) < (5e-4 if config.dtype.name == "FP16" else 4e-3)
+    np.testing.assert_allclose(simulation.lse, lse, atol=2e-3 if config.mma_row_sum else 2e-5, rtol=0)
+    assert np.all(simulation.output[np.isinf(lse)] == 0)
+    assert simulation.run.counters.bank_conflicts == 0
+
+
+def test_rows_that_may_look_at_nothing_are_zero():
+    config = parse_kernel_name_into_config(f"(BF16, 64, 64, 64, 4): {WHOLE_Q}")
+    q = random(np.random.default_rng(0), 1, 1, 64, 64, dtype=config.dtype)
+    out, lse = run_forward(config, q, q, q, window=Window(right=-100), return_lse=True, device="simulator")
+    assert np.all(out == 0) and np.all(lse == -np.inf)
+
+
+def test_blocks_beyond_the_window_are_not_visited():
+    config = parse_kernel_name_into_config(f"(BF16, 64, 64, 64, 4): {WHOLE_Q}")
+    q = random(np.random.default_rng(0), 1, 1, 256, 64, dtype=config.dtype)
+
+    def products(window: Window) -> int:
+        return simulate_forward(config, q, q, q, window=window).run.counters.tensor_flops
+
+    step = 4 * 64 * 64 * 64
+    assert products(FULL) == 16 * step
+    assert products(CAUSAL) == 10 * step
+    assert products(Window(left=0, right=0)) == 4 * step
+    assert products(Window(left=1, right=0)) == 7 * step
+
+
+@pytest.mark.parametrize("window", [FULL, CAUSAL, Window(left=3, right=5)], ids=["full", "causal", "window"])
+def test_packed_sequences_are_computed_apart(window):
+    """Shorter and longer than a block, with more rows than keys, without rows, and with a single key."""
+    config = parse_kernel_name_into_config(f"(FP16, 64, 64, 64, 4): {WHOLE_Q}")
+    q_starts = np.cumsum([0, 5, 100, 0, 64, 130]).astype(np.int32)
+    kv_starts = np.cumsum([0, 70, 33, 10, 64, 1]).astype(np.int32)
+    generator = np.random.default_rng(0)
+    q = random(generator, 1, 4, q_starts[-1], 64, dtype=config.dtype)
+    k, v = (random(generator, 1, 2, kv_starts[-1], 64, dtype=config.dtype) for _ in range(2))
+    out, lse = run_forward(
+        config, q, k, v, cu_seqlens_q=q_starts, cu_seqlens_k=kv_starts, window=window, return_lse=True,
+        device="simulator",
+    )  # fmt: skip
+    for (q_from, q_to), (kv_from, kv_to) in zip(pairwise(q_starts), pairwise(kv_starts), strict=True):
+        if q_to == q_from:
+            continue
+        keys = slice(kv_from, kv_to)
+        expected, expected_lse = reference_forward(q[:, :, q_from:q_to], k[:, :, keys], v[:, :, keys], window=window)
+        np.testing.assert_allclose(out[:, :, q_from:q_to].astype(np.float64), expected, atol=2e-3)
+        np.testing.assert_allclose(lse[:, :, q_from:q_to], expected_lse, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ({"cu_seqlens_q": np.array([0, 64], np.int32)}, "cu_seqlens_k: missing"),
+        ({name: np.array([0, 64]) for name in ("cu_seqlens_q", "cu_seqlens_k")}, "int64 is not allowed"),
+        (
+            {"cu_seqlens_q": np.array([0, 64], np.int32), "cu_seqlens_k": np.array([0, 8, 64], np.int32)},
+            "cu_seqlens_q has 2 entries, cu_seqlens_k 3",
+        ),
+    ],
+)
+def test_malformed_starts_of_sequences_are_refused(starts, message):
+    config = parse_kernel_name_into_config(f"(BF16, 64, 64, 64, 4): {WHOLE_Q}")
+    q = np.zeros((1, 1, 64, 64), NUMPY_DTYPES[config.dtype])
+    with pytest.raises(ValueError, match=message):
+        run_forward(config, q, q, q, **starts, device="simulator")
