@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KIB = 1024
 RESERVED_SHARED_BYTES = 1 * KIB
@@ -49,7 +49,7 @@ def architecture(name: str) -> Architecture:
     found = ARCHITECTURES.get(re.sub(r"[af]$", "", name))
     if found is None:
         raise ValueError(f"arch: {name!r} is not known; known: {', '.join(ARCHITECTURES)}")
-    return found
+    return replace(found, name=name)
 
 
 def parse_arch(name: str) -> str:

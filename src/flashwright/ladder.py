@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from flashwright.compiler import Kernel, compile_many
@@ -112,7 +114,7 @@ def _time_all(configs: list[FlashForwardKernelConfig], *, progress: bool) -> lis
     import torch
 
     from flashwright.bench.peers import flash_attention_2
-    from flashwright.bench.timing import forward_flops, gpu_time_ms
+    from flashwright.bench.timing import forward_flops, gpu_times_ms
     from flashwright.runtime import run_forward
 
     first = configs[0]
@@ -122,12 +124,10 @@ def _time_all(configs: list[FlashForwardKernelConfig], *, progress: bool) -> lis
         torch.randn(batch, rows, heads, first.d_head, dtype=dtype, device="cuda").transpose(1, 2) for _ in range(3)
     )
     flops = forward_flops(batch, heads, rows, rows, first.d_head)
-    peer_ms = gpu_time_ms(lambda: flash_attention_2(q, k, v))
     out = torch.empty_like(q)
-    timings = []
-    with progress_bar("timing", len(configs), enabled=progress) as advance:
-        for config in configs:
-            time_ms = gpu_time_ms(lambda config=config: run_forward(config, q, k, v, out=out))  # type: ignore[misc]
-            timings.append(Timed(time_ms, flops / time_ms / 1e9, peer_ms / time_ms))
-            advance()
-    return timings
+    candidates: dict[Any, Callable[[], Any]] = {"peer": partial(flash_attention_2, q, k, v)}
+    candidates |= {config: partial(run_forward, config, q, k, v, out=out) for config in configs}
+    with progress_bar("timing", 1, enabled=progress) as advance:
+        times = gpu_times_ms(candidates)
+        advance()
+    return [Timed(times[c], flops / times[c] / 1e9, times["peer"] / times[c]) for c in configs]
