@@ -98,8 +98,9 @@ class Expected:
     def events(self) -> list[str]:
         steps = [self._step(first=True), self._step(first=False)] if self.config.peeled_first_step else [self._step()]
         Q_whole = [*self._wait(), *["load"] * self.Q_loads] if self.config.Q_mma_load_K_tiles == 0 else []
+        first_copies = self.Q_copies + self.KV_copies * (2 if self.config.two_kv_stages else 1)
         return [
-            *["copy"] * (self.Q_copies + self.KV_copies),
+            *["copy"] * first_copies,
             *Q_whole,
             *(event for step in steps for event in step),
             *["store"] * self.O_stores,
@@ -112,13 +113,15 @@ class Expected:
         exponentials = self.shapes.S_accumulator_registers + (0 if first else 2 * self.row_tiles)
         Q_streamed = self.Q_loads if self.config.Q_mma_load_K_tiles else 0
         QK, PV = self.shapes.QK, self.shapes.PV
+        if self.config.two_kv_stages:  # K and V of the next step at once, behind the only barrier
+            before_S, before_softmax = [*copy, *copy], []
+        else:
+            before_S, before_softmax = eager, [*lazy, *self._wait(), *eager]
         return [
             *self._wait(),
-            *eager,
+            *before_S,
             *self._gemm("load", QK, Q_streamed, self.K_loads, self.QK_mmas),
-            *lazy,
-            *self._wait(),
-            *eager,
+            *before_softmax,
             *["exp2"] * exponentials,
             *["mma"] * self.row_sum_mmas,
             *self._gemm("load transposed", PV, 0, self.V_loads, self.PV_mmas),
@@ -153,6 +156,8 @@ class Expected:
         "(FP16, 64, 128, 128, 8): async+eager+swizzled+load_4_4_0_tiles+buffer+opt_softmax",
         "(FP16, 64, 64, 32, 4): swizzled+load_2_2_2_tiles+buffer+opt_softmax+peeled",
         "(BF16, 64, 128, 64, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+peeled+reversed+streaming+mma_sum",
+        "(BF16, 64, 128, 64, 4): async+eager+swizzled+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+two_stages",
+        "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+two_stages",
     ],
 )
 def test_copies_waits_loads_and_products_come_in_the_number_and_order_the_config_asks_for(compiled, short_form):
@@ -181,6 +186,8 @@ CHANGES = {
     "streaming_stores": True,
     "static_row_stride": 128,
     "mma_row_sum": True,
+    "two_kv_stages": True,
+    "lazy_rescale": True,
 }
 
 
@@ -288,9 +295,15 @@ def test_products_and_fragment_loads_are_as_many_as_the_shapes_say(compiled, sho
 
 @pytest.mark.parametrize(
     ("changes", "barriers"),
-    [({}, 2), ({"Q_mma_load_K_tiles": 0}, 3), ({"peeled_first_step": True}, 4), ({"async_copy": False}, 2)],
+    [
+        ({}, 2),
+        ({"Q_mma_load_K_tiles": 0}, 3),
+        ({"peeled_first_step": True}, 4),
+        ({"async_copy": False}, 2),
+        ({"two_kv_stages": True}, 1),
+    ],
 )
-def test_a_step_has_two_barriers_and_a_whole_q_one_more(compiled, changes, barriers):
+def test_a_step_has_two_barriers_or_one_with_two_stages_and_a_whole_q_one_more(compiled, changes, barriers):
     if not changes.get("async_copy", True):
         changes = changes | {"eager_load_blocks": False}
     assert count(compiled(BASE, **changes), "bar.sync") == barriers
@@ -313,6 +326,16 @@ def test_a_peeled_first_step_doubles_the_body_and_rescales_nothing_the_first_tim
     assert count(peeled, "ex2") - count(looped, "ex2") == shapes.S_accumulator_registers
     added_products = count(peeled, "mul.f32") - count(looped, "mul.f32")
     assert added_products < shapes.S_accumulator_registers + shapes.O_accumulator_registers
+
+
+def test_lazy_rescaling_puts_the_products_with_O_behind_a_vote(compiled):
+    always, lazy = compiled(BASE), compiled(BASE, lazy_rescale=True)
+    assert count(always, "vote") == 0 and count(lazy, "vote.sync.any") == 1
+    rescaling = ForwardKernelTileShapes(lazy.config).O_accumulator_registers
+    ops = opcodes(lazy)
+    skipped = ops[ops.index("vote.sync.any.pred") :]
+    skipped = skipped[skipped.index("bra") if "bra" in skipped else 0 :][: 2 * rescaling + 16]
+    assert sum(op == "mul.f32" for op in skipped) >= rescaling
 
 
 def test_reversing_the_kv_order_does_the_same_work_from_other_addresses(compiled):

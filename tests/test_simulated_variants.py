@@ -14,6 +14,7 @@ from flashwright.variant import FULL, Window
 WHOLE_Q = "async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 TILED_Q = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+peeled+reversed+mma_sum"
 SYNCHRONOUS = "swizzled+load_2_2_2_tiles"
+TWO_STAGES = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+mma_sum+two_stages+lazy"
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
 
 # config, (batch, q heads, kv heads, q rows, kv rows, head_dim), options
@@ -43,6 +44,16 @@ CASES = {
     ),
     "multi-query, 256 columns": (f"(BF16, 256, 64, 32, 4): {TILED_Q}", (1, 3, 1, 70, 40, 248), {"window": CAUSAL}),
     "8 warps, 160 columns": (f"(FP16, 160, 128, 32, 8): {WHOLE_Q}", (1, 1, 1, 140, 90, 160), {}),
+    "two stages, causal, tails": (
+        f"(BF16, 64, 128, 64, 4): {TWO_STAGES}",
+        (1, 2, 1, 150, 170, 64),
+        {"window": CAUSAL},
+    ),
+    "two stages, Q held, a window": (
+        f"(FP16, 128, 64, 32, 4): {WHOLE_Q}+two_stages+lazy",
+        (1, 1, 1, 64, 128, 128),
+        {"window": Window(left=40, right=20)},
+    ),
     "32 columns": (f"(BF16, 32, 128, 128, 8): {TILED_Q}", (1, 1, 1, 130, 150, 24), {"softcap": 20.0}),
 }
 
@@ -64,6 +75,22 @@ def test_the_kernel_computes_every_variant(case):
     np.testing.assert_allclose(simulation.lse, lse, atol=2e-3 if config.mma_row_sum else 2e-5, rtol=0)
     assert np.all(simulation.output[np.isinf(lse)] == 0)
     assert simulation.run.counters.bank_conflicts == 0
+
+
+@pytest.mark.parametrize("softmax", ["opt_softmax+lazy", "opt_softmax+mma_sum+lazy", "lazy"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["growing maxima", "shrinking maxima"])
+def test_lazy_rescaling_is_exact_however_the_maxima_move(softmax, reverse):
+    """Scores that grow by less and by more than the threshold from block to block, up to hundreds."""
+    config = parse_kernel_name_into_config(f"(FP16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+{softmax}")
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((1, 1, 256, 64)) for _ in range(3))
+    growth = np.repeat([0.2, 1, 1.2, 3, 3.1, 10, 30, 31], 32)[:, None]
+    k = k * (growth[::-1] if reverse else growth)
+    q, k, v = (x.astype(np.float16) for x in (q, k, v))
+    simulation = simulate_forward(config, q, k, v, return_lse=True)
+    output, lse = reference_forward(q, k, v)
+    assert relative_error(simulation.output, output) < 5e-4
+    np.testing.assert_allclose(simulation.lse, lse, atol=1e-3, rtol=0)
 
 
 def test_rows_that_may_look_at_nothing_are_zero():

@@ -89,6 +89,10 @@ class FlashForwardKernelConfig:
     """Sum the exponentials on the tensor cores, as P times a column of ones, not by additions in fp32."""
     assembler_reorders: bool = False
     """Let the assembler schedule loads and products as it sees fit; otherwise it keeps the kernel's order."""
+    two_kv_stages: bool = False
+    """Two K and two V blocks in shared memory: both of the next step are copied while this one is computed."""
+    lazy_rescale: bool = False
+    """Rescale O only when a row's maximum has grown by more than 2^8 in the exponential."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -168,6 +172,8 @@ _OPTIONS_AFTER_TILES = {
     "streaming": "streaming_stores",
     "mma_sum": "mma_row_sum",
     "reorder": "assembler_reorders",
+    "two_stages": "two_kv_stages",
+    "lazy": "lazy_rescale",
 }
 _OPTION_FIELDS = _OPTIONS_BEFORE_TILES | _OPTIONS_AFTER_TILES
 _FIELDS_NEVER_ZERO = 5
@@ -299,10 +305,16 @@ AUTOTUNED_D_HEADS = (64, 128)
 _BLOCK_SHAPES = tuple(product((64, 128), (32, 64, 128), (4, 8)))
 _QK_LOAD_TILES = ((0, 0), (0, 2), (2, 2), (4, 4))
 _V_LOAD_TILES = (0, 2)
+# The later optimisations, in the combinations worth trying: each pays most on top of the one before.
+_STYLES: tuple[dict[str, Any], ...] = (
+    {},
+    {"mma_row_sum": True, "lazy_rescale": True},
+    {"mma_row_sum": True, "lazy_rescale": True, "two_kv_stages": True},
+)
 _ACCUMULATORS_THAT_FIT = 240
 """fp32 accumulators of S and O per thread that leave registers for operands and addresses, of 255."""
 _ACCUMULATORS_THAT_FIT_REORDERED = 160
-"""The same when the assembler reorders, which keeps more values alive at once."""
+"""The same when the assembler reorders, which keeps more values alive at once; with two stages, fewer."""
 
 
 def get_autotuning_kernel_configs(
@@ -324,33 +336,24 @@ def _candidates(dtype: DType, d_head: int) -> Iterator[FlashForwardKernelConfig]
         accumulators = B_r // n_warps * (B_c + d_head) // 32
         if accumulators > _ACCUMULATORS_THAT_FIT:
             continue
-        for (Q, K), V, buffer, mma_row_sum in product(_QK_LOAD_TILES, _V_LOAD_TILES, (False, True), (False, True)):
-            fragments_limit = 16 if buffer else 8
-            too_large = max(Q, K) > d_head // fragments_limit or B_c // fragments_limit < V
+        for (Q, K), V, buffer, style in product(_QK_LOAD_TILES, _V_LOAD_TILES, (False, True), _STYLES):
+            most_fragments = (16 if buffer else 8, d_head, B_c)
             nothing_to_buffer = buffer and K == V == 0
-            if too_large or nothing_to_buffer:
+            tried_without_style = style and (buffer or K == 0)
+            if nothing_to_buffer or tried_without_style or not _tiles_fit(Q, K, V, *most_fragments):
                 continue
             config = FlashForwardKernelConfig(
-                dtype,
-                d_head,
-                B_r,
-                B_c,
-                n_warps,
-                True,
-                True,
-                True,
-                Q,
-                K,
-                V,
-                buffer,
-                True,
-                mma_row_sum=mma_row_sum,
+                dtype, d_head, B_r, B_c, n_warps, True, True, True, Q, K, V, buffer, True, **style
             )
             yield config
             # Where the assembler orders the loads, one way of writing them stands for all.
-            one_way = mma_row_sum and K == V == 2 and not buffer
-            if one_way and accumulators <= _ACCUMULATORS_THAT_FIT_REORDERED:
+            one_way = style and K == V == 2 and not buffer
+            if one_way and (config.two_kv_stages or accumulators <= _ACCUMULATORS_THAT_FIT_REORDERED):
                 yield replace(config, assembler_reorders=True)
+
+
+def _tiles_fit(Q: int, K: int, V: int, columns_per_fragment: int, d_head: int, B_c: int) -> bool:
+    return max(Q, K) * columns_per_fragment <= d_head and V * columns_per_fragment <= B_c
 
 
 # --- The ladder ------------------------------------------------------------------------------------------------
@@ -380,9 +383,13 @@ def get_kernel_progression(dtype: DType | str = DType.BF16, d_head: int = 128) -
         ("optimised softmax", {"optimized_softmax": True}),
         ("autotuned blocks: 128 rows of Q", {"B_r": 128}),
         ("peeled first step", {"peeled_first_step": True}),
-        ("KV blocks in reverse order", {"reversed_kv": True}),
-        ("streaming stores of O", {"streaming_stores": True}),
         ("row sums on the tensor cores", {"mma_row_sum": True}),
+        ("lazy rescaling of O", {"lazy_rescale": True}),
+        ("two K/V stages in shared memory", {"two_kv_stages": True}),
+        (
+            "the assembler's order of instructions (and no peeled step, for want of registers)",
+            {"assembler_reorders": True, "peeled_first_step": False},
+        ),
     ]
     rungs, config = [], base
     for number, (change, values) in enumerate(changes, start=1):

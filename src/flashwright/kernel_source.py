@@ -108,6 +108,7 @@ def _specialisation(
             "V_buffers": shapes.V_rmem_tile_buffers,
             "K_shared_offset": shapes.K_shared_offset,
             "V_shared_offset": shapes.V_shared_offset,
+            "KV_stage_bytes": shapes.KV_stage_bytes,
         },
     }
     members = " ".join(f"{_cpp_type(value)} {name};" for name, value in config_constants.items())

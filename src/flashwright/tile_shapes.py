@@ -94,6 +94,7 @@ class ForwardKernelTileShapes:
     def __init__(self, config: FlashForwardKernelConfig) -> None:
         self.config = config
         self._check_warps()
+        self._check_stages()
         self._check_load_tiles("Q_mma_load_K_tiles", "d_head")
         self._check_load_tiles("K_mma_load_K_tiles", "d_head")
         self._check_load_tiles("V_mma_load_K_tiles", "B_c")
@@ -113,6 +114,12 @@ class ForwardKernelTileShapes:
         if self.threads > MAX_BLOCK_THREADS:
             raise ValueError(
                 f"n_warps: {n_warps} warps are {self.threads} threads; allowed: up to {MAX_BLOCK_THREADS} threads"
+            )
+
+    def _check_stages(self) -> None:
+        if self.config.two_kv_stages and not self.config.eager_load_blocks:
+            raise ValueError(
+                "two_kv_stages is on and eager_load_blocks is off; a second stage serves only copies that start early"
             )
 
     def _check_load_tiles(self, field: str, k_field: str) -> None:
@@ -275,6 +282,15 @@ class ForwardKernelTileShapes:
         return self.config.B_c * self.config.d_head * ELEMENT_BYTES
 
     @property
+    def KV_stages(self) -> int:
+        return 2 if self.config.two_kv_stages else 1
+
+    @property
+    def KV_stage_bytes(self) -> int:
+        """Of one K block and one V block, side by side."""
+        return 2 * self.KV_shared_bytes
+
+    @property
     def K_shared_offset(self) -> int:
         return self.Q_shared_bytes
 
@@ -285,4 +301,4 @@ class ForwardKernelTileShapes:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one thread block."""
-        return self.V_shared_offset + self.KV_shared_bytes
+        return self.Q_shared_bytes + self.KV_stages * self.KV_stage_bytes

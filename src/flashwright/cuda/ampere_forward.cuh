@@ -31,14 +31,21 @@ struct KVBlocks {
         V_head = head_start(args.V, batch, head) + sequence.kv_start * V_stride;
     }
 
+    // Where the blocks of a step lie: with two stages, those of even and of odd steps lie apart.
+    DEVICE uint32 K_block(int step) const { return K_shared + stage_offset(step); }
+    DEVICE uint32 V_block(int step) const { return V_shared + stage_offset(step); }
+
     DEVICE void start_K_copy(int step) const {
         const int64 row = range.first_row(step);
-        copy_GM2SM<cfg::B_c, variant::ragged_kv>(K_shared, K_head + row * K_stride, K_stride, length - (int)row);
+        copy_GM2SM<cfg::B_c, variant::ragged_kv>(K_block(step), K_head + row * K_stride, K_stride, length - (int)row);
     }
     DEVICE void start_V_copy(int step) const {
         const int64 row = range.first_row(step);
-        copy_GM2SM<cfg::B_c, variant::ragged_kv>(V_shared, V_head + row * V_stride, V_stride, length - (int)row);
+        copy_GM2SM<cfg::B_c, variant::ragged_kv>(V_block(step), V_head + row * V_stride, V_stride, length - (int)row);
     }
+
+  private:
+    DEVICE static uint32 stage_offset(int step) { return cfg::two_kv_stages ? step % 2 * shape::KV_stage_bytes : 0; }
 };
 
 // What a warp holds in registers for its rows from the first KV block to the last.
@@ -56,25 +63,33 @@ DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Window &window, i
                     const ForwardArguments &args) {
     const bool last = step + 1 == kv.range.count;
     wait_for_copies<0>();
-    // After this barrier every thread's part of K (and of Q) is visible to all warps, and every warp has finished
-    // the previous PV, so that V may be overwritten.
+    // After this barrier every thread's part of K (and of Q; with two stages, of V) is visible to all warps, and every
+    // warp has finished the previous PV, so that V, or the other stage, may be overwritten.
     __syncthreads();
-    if constexpr (cfg::eager_load_blocks)
+    if constexpr (cfg::two_kv_stages) {
+        if (!last) {
+            kv.start_K_copy(step + 1);
+            kv.start_V_copy(step + 1);
+        }
+    } else if constexpr (cfg::eager_load_blocks) {
         kv.start_V_copy(step);
+    }
 
     float S[shape::row_tiles][cfg::B_c / 8][4] = {};
-    SharedOperand<KFragments, cfg::B_c, Role::B> K(kv.K_shared);
+    SharedOperand<KFragments, cfg::B_c, Role::B> K(kv.K_block(step));
     if constexpr (shape::K_entire_block)
         K.load_entire_block();
     matmul<!shape::Q_entire_block, !shape::K_entire_block, shape::QK_double_buffer>(warp.Q, K, S);
 
-    if constexpr (!cfg::eager_load_blocks)
-        kv.start_V_copy(step);
-    wait_for_copies<0>();
-    // After this barrier V is visible to all warps, and every warp has finished S, so that K may be overwritten.
-    __syncthreads();
-    if (cfg::eager_load_blocks && !last)
-        kv.start_K_copy(step + 1);
+    if constexpr (!cfg::two_kv_stages) {
+        if constexpr (!cfg::eager_load_blocks)
+            kv.start_V_copy(step);
+        wait_for_copies<0>();
+        // After this barrier V is visible to all warps, and every warp has finished S, so that K may be overwritten.
+        __syncthreads();
+        if (cfg::eager_load_blocks && !last)
+            kv.start_K_copy(step + 1);
+    }
 
     if constexpr (variant::softcaps)
         cap_scores(S, args.capping_scale);
@@ -85,7 +100,7 @@ DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Window &window, i
     round_to_operand(P, S);
     if constexpr (cfg::mma_row_sum)
         warp.softmax.add_row_sums(P);
-    SharedOperand<VFragments, cfg::B_c, Role::B_transposed> V(kv.V_shared);
+    SharedOperand<VFragments, cfg::B_c, Role::B_transposed> V(kv.V_block(step));
     if constexpr (shape::V_entire_block)
         V.load_entire_block();
     matmul<false, !shape::V_entire_block, shape::PV_double_buffer>(P, V, warp.O);
@@ -122,8 +137,10 @@ __global__ void __launch_bounds__(shape::threads)
         copy_GM2SM<cfg::B_r, variant::ragged_q>(
             Q_shared, head_start(args.Q, batch, head) + (sequence.q_start + q_row) * Q_stride, Q_stride, q_rows);
         kv.start_K_copy(0);
+        if constexpr (cfg::two_kv_stages)
+            kv.start_V_copy(0);
         if constexpr (shape::Q_entire_block) {
-            wait_for_copies</*pending=*/1>(); // for Q; the first K may still be on its way
+            wait_for_copies<cfg::two_kv_stages ? 2 : 1>(); // for Q; the first K and V may still be on their way
             __syncthreads();
             warp.Q.load_entire_block();
         }
@@ -136,8 +153,10 @@ __global__ void __launch_bounds__(shape::threads)
 
     warp.softmax.normalize(warp.O);
 
-    // A warp's rows of Q were read by that warp alone, before its last barrier, so it may put its rows of O in their
-    // place without waiting for the others.
+    // A warp's rows of Q were read by that warp alone, so it may put its rows of O in their place without waiting for
+    // the others. With two stages no barrier has come after its lanes' last reads.
+    if constexpr (cfg::two_kv_stages)
+        __syncwarp();
     copy_RF2SM<cfg::B_r>(Q_shared, warp_row, warp.O);
     __syncwarp();
     const int64 O_stride = row_stride_bytes(args.O);

@@ -27,25 +27,28 @@ template <int row_tiles> struct OnlineSoftmax {
             row_max[m][0] = row_max[m][1] = negative_infinity;
     }
 
-    // Turns the scores S into exponentials and rescales O and the sums to the new row maxima. In the first step
-    // there is nothing yet to rescale.
+    // Turns the scores S into exponentials relative to the row maxima, to which O and the sums are rescaled. In the
+    // first step there is nothing yet to rescale.
     template <bool first, int S_column_tiles, int O_column_tiles>
     DEVICE void step(float (&S)[row_tiles][S_column_tiles][4], float (&O)[row_tiles][O_column_tiles][4]) {
+        float maximum[row_tiles][2];
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float maximum = quad_max(scaled_maximum(S[m], half));
-                if constexpr (!first) {
-                    maximum = fmaxf(maximum, row_max[m][half]);
-                    const float reference = finite(maximum);
-                    float shrink = exponential(row_max[m][half], reference, reference * scale);
-                    row_sum[m][2 * half] *= shrink;
-                    scale_row(O[m], half, shrink);
-                }
-                row_max[m][half] = maximum;
-                exponentiate(S[m], half, finite(maximum), row_sum[m][2 * half]);
+                maximum[m][half] = quad_max(scaled_maximum(S[m], half));
+                if constexpr (first)
+                    row_max[m][half] = maximum[m][half];
             }
+        if constexpr (!first) {
+            if (!cfg::lazy_rescale || any_outgrown(maximum))
+                rescale(maximum, O);
+        }
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                exponentiate(S[m], half, finite(row_max[m][half]), row_sum[m][2 * half]);
     }
 
     // Adds the rows of P to the sums on the tensor cores, as P times a matrix of ones.
@@ -88,6 +91,34 @@ template <int row_tiles> struct OnlineSoftmax {
     // difference of two infinities is not a number.
     static DEVICE float finite(float maximum) {
         return rows_may_be_empty && maximum == negative_infinity ? 0 : maximum;
+    }
+
+    // Whether any row of the warp has a score so far above what its exponentials are relative to that they might
+    // overflow 16 bits. Until then the old reference serves as well: the final division cancels it.
+    DEVICE bool any_outgrown(const float (&maximum)[row_tiles][2]) const {
+        constexpr float most = cfg::optimized_softmax ? 8 : 8 * ln_2; // exponentials up to 2^8
+        const float unit = cfg::optimized_softmax ? scale : 1;        // scores are scaled already if not optimised
+        bool outgrown = false;
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                outgrown |= (maximum[m][half] - row_max[m][half]) * unit > most;
+        return __any_sync(0xffffffff, outgrown);
+    }
+
+    template <int O_column_tiles>
+    DEVICE void rescale(const float (&maximum)[row_tiles][2], float (&O)[row_tiles][O_column_tiles][4]) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float grown = fmaxf(maximum[m][half], row_max[m][half]);
+                const float shrink = exponential(row_max[m][half], finite(grown), finite(grown) * scale);
+                row_sum[m][2 * half] *= shrink;
+                scale_row(O[m], half, shrink);
+                row_max[m][half] = grown;
+            }
     }
 
     // The maximum of a thread's scores of a row; without the optimised softmax, scales them on the way.

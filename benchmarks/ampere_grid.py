@@ -1,0 +1,113 @@
+"""The Ampere family against PyTorch's FlashAttention-2, over head dimensions, masks and lengths, on this machine's GPU.
+
+    PYTHONPATH=src python benchmarks/ampere_grid.py RESULT.json [--dtype BF16]
+
+Hidden size 2048, 16,384 tokens in all, tensors (batch, rows, heads, head_dim). Per cell, every candidate config and the
+peer are timed in turns (GPU time, CUDA graphs, medians). The file holds all figures, the table the best candidate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashwright import compile_many, parse_kernel_name_into_config, run_forward
+from flashwright.bench.peers import flash_attention_2
+from flashwright.bench.timing import forward_flops, gpu_times_ms
+from flashwright.variant import FULL, AttentionVariant, Window
+
+TOKENS, HIDDEN = 16_384, 2_048
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
+COPIES = "async+eager+swizzled"
+CANDIDATES = {
+    64: (
+        f"128, 128, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum",
+        f"128, 128, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum+lazy",
+        f"128, 128, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum+two_stages+lazy",
+        f"128, 128, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+        f"128, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+    ),
+    128: (
+        f"128, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+        f"128, 64, 4): {COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+two_stages+lazy",
+        f"128, 64, 4): {COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+lazy",
+        f"128, 64, 4): {COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum",
+    ),
+    256: (
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+lazy",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+reorder+lazy",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+mma_sum+lazy",
+        f"64, 64, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+lazy",
+    ),
+}
+
+
+def measure_cell(dtype: str, d_head: int, causal: bool, length: int) -> dict[str, Any]:
+    batch, heads = TOKENS // length, HIDDEN // d_head
+    torch_dtype = {"BF16": torch.bfloat16, "FP16": torch.float16}[dtype]
+    shape = (batch, length, heads, d_head)
+    q, k, v = (torch.randn(shape, dtype=torch_dtype, device="cuda").transpose(1, 2) for _ in range(3))
+    out, window = torch.empty_like(q), Window(right=0) if causal else FULL
+    launches: dict[Any, Any] = {"FlashAttention-2": partial(flash_attention_2, q, k, v, causal=causal)}
+    for text in CANDIDATES[d_head]:
+        config = parse_kernel_name_into_config(f"({dtype}, {d_head}, {text}")
+        launches[config.short_form()] = partial(run_forward, config, q, k, v, window=window, out=out)
+    times = gpu_times_ms(launches, launches=5, rounds=7)
+    flops = forward_flops(batch, heads, length, length, d_head) / (2 if causal else 1)
+    peer_ms = times.pop("FlashAttention-2")
+    best = min(times, key=times.__getitem__)
+    return {
+        "dtype": dtype,
+        "d_head": d_head,
+        "causal": causal,
+        "length": length,
+        "peer_tflops": flops / peer_ms / 1e9,
+        "tflops": flops / times[best] / 1e9,
+        "ratio": peer_ms / times[best],
+        "best": best,
+        "ratios": {name: peer_ms / time for name, time in times.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--dtype", choices=("BF16", "FP16"), default="BF16")
+    options = parser.parse_args()
+    major, minor = torch.cuda.get_device_capability()
+    for variant in (AttentionVariant(), AttentionVariant(masks_right=True)):
+        configs = [
+            parse_kernel_name_into_config(f"({options.dtype}, {d}, {t}") for d in CANDIDATES for t in CANDIDATES[d]
+        ]
+        compile_many(configs, f"sm_{major}{minor}", variant)
+    cells = []
+    for d_head in CANDIDATES:
+        for causal in (False, True):
+            row = [measure_cell(options.dtype, d_head, causal, length) for length in LENGTHS]
+            cells += row
+            figures = "  ".join(f"{cell['tflops']:4.0f} {cell['ratio']:.3f}" for cell in row)
+            print(f"{options.dtype} d_head {d_head:3} {'causal' if causal else 'full':6}  {figures}", flush=True)
+    mean = math.exp(sum(math.log(cell["ratio"]) for cell in cells) / len(cells))
+    print(f"geometric mean of the ratios: {mean:.3f}; smallest: {min(cell['ratio'] for cell in cells):.3f}")
+    document = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "date": date.today().isoformat(),
+        "geometric_mean": mean,
+        "cells": cells,
+    }
+    options.result.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
