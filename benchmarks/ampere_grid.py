@@ -28,25 +28,23 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
 COPIES = "async+eager+swizzled"
 CANDIDATES = {
     64: (
-        f"128, 128, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum",
-        f"128, 128, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum+lazy",
-        f"128, 128, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum+two_stages+lazy",
         f"128, 128, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
-        f"128, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+        f"128, 128, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum+two_stages+lazy",
+        f"128, 128, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum+lazy",
     ),
     128: (
         f"128, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
         f"128, 64, 4): {COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+two_stages+lazy",
-        f"128, 64, 4): {COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+lazy",
-        f"128, 64, 4): {COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum",
+        f"128, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+stride_{HIDDEN}+mma_sum+reorder+two_stages+lazy",
     ),
     256: (
         f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
-        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+lazy",
-        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder",
-        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+reorder+lazy",
-        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+mma_sum+lazy",
-        f"64, 64, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+lazy",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+peeled+lazy",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+stride_{HIDDEN}+lazy",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+peeled+stride_{HIDDEN}+lazy",
+        f"64, 64, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+stride_{HIDDEN}+lazy",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+stride_{HIDDEN}+reorder+lazy",
+        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+streaming+stride_{HIDDEN}+mma_sum+lazy",
     ),
 }
 

@@ -1,6 +1,14 @@
 """FlashAttention kernels you can read, configure, simulate, tune and use, with or without a GPU."""
 
+from flashwright.attention import attention
 from flashwright.compiler import CompileError, Kernel, compile_kernel, compile_many
+from flashwright.integrations.flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+)
+from flashwright.integrations.sdpa import scaled_dot_product_attention
 from flashwright.kernel_configs import (
     DType,
     FlashForwardKernelConfig,
@@ -15,7 +23,7 @@ from flashwright.kernel_configs import (
 from flashwright.occupancy import Occupancy, occupancy
 from flashwright.runtime import GPUError, run_forward
 from flashwright.tile_shapes import ForwardKernelTileShapes
-from flashwright.variant import AttentionVariant
+from flashwright.variant import AttentionVariant, Window
 
 __version__ = "0.1.0"
 
@@ -29,8 +37,14 @@ __all__ = [
     "Kernel",
     "LadderRung",
     "Occupancy",
+    "Window",
+    "attention",
     "compile_kernel",
     "compile_many",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
     "get_autotuning_kernel_configs",
     "get_kernel_progression",
     "get_kernel_progression_configs",
@@ -38,5 +52,6 @@ __all__ = [
     "parse_kernel_name_into_config",
     "rejection_reason",
     "run_forward",
+    "scaled_dot_product_attention",
     "should_autotune_config",
 ]

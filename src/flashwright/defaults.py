@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
+
 from flashwright.kernel_configs import DType, FlashForwardKernelConfig, parse_kernel_name_into_config
 
 NATIVE_D_HEADS = (32, 64, 96, 128, 160, 192, 256)
@@ -10,17 +13,27 @@ NATIVE_D_HEADS = (32, 64, 96, 128, 160, 192, 256)
 _FEW_ROWS = 64
 """Up to this many query rows, a block of 128 rows would be half empty."""
 
-_LONG = {
-    32: "128, 128, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+mma_sum",
-    64: "128, 128, 4): async+eager+swizzled+load_4_4_2_tiles+opt_softmax+mma_sum",
-    96: "128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+mma_sum",
-    128: "128, 64, 4): async+eager+swizzled+load_2_2_0_tiles+buffer+opt_softmax+mma_sum",
-    160: "64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax+mma_sum",
-    192: "64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
-    256: "64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+_COPIES = "async+eager+swizzled"
+_WIDE_HEADS = {
+    160: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+mma_sum+lazy",
+    192: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
+    256: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
 }
-_SHORT = _LONG | dict.fromkeys(
-    (32, 64, 96, 128), "64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+mma_sum"
+# Fastest on an H200 (benchmarks/results/ampere_h200_bf16.json). Two blocks of these fit 228 KiB of shared memory.
+_TWO_STAGES = _WIDE_HEADS | {
+    32: f"128, 128, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+    64: f"128, 128, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+    96: f"128, 64, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+    128: f"128, 64, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+}
+_ONE_STAGE = _WIDE_HEADS | {
+    32: f"128, 128, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+lazy",
+    64: f"128, 128, 4): {_COPIES}+load_4_4_2_tiles+opt_softmax+mma_sum+lazy",
+    96: f"128, 64, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+lazy",
+    128: f"128, 64, 4): {_COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+lazy",
+}
+_FEW_ROWS_TABLE = _WIDE_HEADS | dict.fromkeys(
+    (32, 64, 96, 128), f"64, 64, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+lazy"
 )
 
 
@@ -32,18 +45,23 @@ def native_d_head(head_dim: int) -> int:
     raise ValueError(f"head_dim: {head_dim} is not allowed; allowed: multiples of 8 up to {NATIVE_D_HEADS[-1]}")
 
 
+@cache
+def _has_much_shared_memory(gpu: str | None) -> bool:
+    """Whether a GPU of this name has 228 KiB of shared memory per multiprocessor: Hopper and the large Blackwells."""
+    return gpu is not None and re.search(r"\b(H\d00|GH\d00|B\d00|GB\d00)", gpu) is not None
+
+
 def default_config(
     dtype: DType, head_dim: int, *, causal: bool, q_length: int, kv_length: int, gpu: str | None
 ) -> FlashForwardKernelConfig:
-    """A config that is good on every GPU for a problem; chosen on an H200."""
-    d_head = native_d_head(head_dim)
-    table = _SHORT if q_length <= _FEW_ROWS else _LONG
-    return _CONFIGS[dtype, d_head, table is _SHORT]
+    """A good config for a problem on a GPU of some name. On an H200 the same one is best with and without a mask."""
+    if q_length <= _FEW_ROWS:
+        table = _FEW_ROWS_TABLE
+    else:
+        table = _TWO_STAGES if _has_much_shared_memory(gpu) else _ONE_STAGE
+    return _parsed(dtype, d_head := native_d_head(head_dim), table[d_head])
 
 
-_CONFIGS = {
-    (dtype, d_head, table is _SHORT): parse_kernel_name_into_config(f"({dtype.name}, {d_head}, {blocks}")
-    for dtype in DType
-    for table in (_SHORT, _LONG)
-    for d_head, blocks in table.items()
-}
+@cache
+def _parsed(dtype: DType, d_head: int, blocks: str) -> FlashForwardKernelConfig:
+    return parse_kernel_name_into_config(f"({dtype.name}, {d_head}, {blocks}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass
+from array import array
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +31,28 @@ class GPUError(RuntimeError):
 # --- Running a forward pass --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class _Plan:
     """A launch whose every argument but the addresses is decided."""
 
-    kernel: LoadedKernel
-    launch: ForwardLaunch
+    def __init__(self, kernel: LoadedKernel, launch: ForwardLaunch) -> None:
+        self._kernel = kernel
+        self._grid = launch.grid
+        self._words = array("Q", bytes(launch.arguments))  # the struct as 8-byte words: cheap to copy and fill in
 
     def run(self, addresses: tuple[int, int, int, int], lse: int, starts: tuple[int, int], stream: int) -> None:
-        arguments = ForwardArguments.from_buffer_copy(self.launch.arguments)
-        arguments.Q.data, arguments.K.data, arguments.V.data, arguments.O.data = addresses
-        arguments.lse = lse
-        arguments.q_starts, arguments.kv_starts = starts
-        self.kernel.launch(self.launch.grid, arguments, stream)
+        words = self._words[:]
+        words[_Q_WORD], words[_K_WORD], words[_V_WORD], words[_O_WORD] = addresses
+        words[_LSE_WORD] = lse
+        words[_Q_STARTS_WORD], words[_KV_STARTS_WORD] = starts
+        self._kernel.launch(self._grid, words.buffer_info()[0], stream)
 
+
+def _word(field: str) -> int:
+    return int(getattr(ForwardArguments, field).offset) // 8
+
+
+_Q_WORD, _K_WORD, _V_WORD, _O_WORD = map(_word, "QKVO")
+_LSE_WORD, _Q_STARTS_WORD, _KV_STARTS_WORD = map(_word, ("lse", "q_starts", "kv_starts"))
 
 _plans: dict[tuple[Any, ...], _Plan] = {}
 MAX_PLANS = 4096
@@ -66,13 +73,21 @@ def run_on_gpu(
     max_lengths: tuple[int, int],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A forward pass on the tensors' GPU and current stream. `starts` are cu_seqlens of q and k."""
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise GPUError("running on a GPU needs PyTorch; install it with: pip install 'flashwright[torch]'") from error
 
+    if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
+        wrong = next((name, x) for name, x in zip("qkv", (q, k, v), strict=True) if not isinstance(x, torch.Tensor))
+        raise TypeError(f"{wrong[0]}: expected a torch.Tensor, got {type(wrong[1]).__name__}")
     o = torch.empty_like(q) if out is None else out
+    device = q.device
     key = (
-        config, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), o.shape, o.stride(),
-        q.dtype, k.dtype, v.dtype, o.dtype, q.device, k.device, v.device, o.device,
-        scale, window, softcap, return_lse, max_lengths, starts and starts[0].shape,
+        config, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
+        q.dtype, k.dtype, v.dtype, device, k.device, v.device, window, scale, softcap, return_lse,
+        out is not None and (out.shape, out.stride(), out.dtype, out.device),
+        starts is not None and (starts[0].shape, starts[0].device, starts[1].device, max_lengths),
     )  # fmt: skip
     plan = _plans.get(key)
     addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr())
@@ -81,23 +96,18 @@ def run_on_gpu(
         if len(_plans) >= MAX_PLANS:
             _plans.clear()
         _plans[key] = plan
-    index = q.device.index
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
+    index = device.index
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device) if return_lse else None
     lse_address = 0 if lse is None else lse.data_ptr()
     start_addresses = (0, 0) if starts is None else (starts[0].data_ptr(), starts[1].data_ptr())
+    # What torch.cuda.current_stream(index).cuda_stream gives, without building the Stream object.
+    stream = torch._C._cuda_getCurrentRawStream(index)
     if index == torch.cuda.current_device():
-        plan.run(addresses, lse_address, start_addresses, _raw_stream(index))
+        plan.run(addresses, lse_address, start_addresses, stream)
     else:
         with torch.cuda.device(index):
-            plan.run(addresses, lse_address, start_addresses, _raw_stream(index))
+            plan.run(addresses, lse_address, start_addresses, stream)
     return o, lse
-
-
-def _raw_stream(index: int) -> int:
-    import torch
-
-    # What torch.cuda.current_stream(index).cuda_stream gives, without building the Stream object.
-    return torch._C._cuda_getCurrentRawStream(index)
 
 
 def _make_plan(
@@ -142,10 +152,10 @@ def _check_tensors(q: Any, k: Any, v: Any, o: Any, starts: tuple[Any, Any] | Non
     tensors = {"q": q, "k": k, "v": v, "out": o}
     if starts is not None:
         tensors |= {"cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1]}
+    if q.device.type != "cuda":
+        missing = "" if torch.cuda.is_available() else ", and PyTorch sees no CUDA GPU on this machine"
+        raise GPUError(f"q is on {q.device}, not on a GPU{missing}")
     for name, tensor in tensors.items():
-        if tensor.device.type != "cuda":
-            missing = "" if torch.cuda.is_available() else ", and PyTorch sees no CUDA GPU on this machine"
-            raise GPUError(f"{name} is on {tensor.device}, not on a GPU{missing}")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}, q on {q.device}; all tensors must be on one GPU")
     if o.shape != q.shape or o.dtype != q.dtype:
@@ -176,19 +186,19 @@ class LoadedKernel:
         self._handle = int(handle)
         self._launch = driver.cuLaunchKernel
         self.kernel = kernel
+        self._threads, self._shared_bytes = kernel.threads, kernel.shared_bytes
         device = _driver_checked(driver.cuDeviceGet(device_index))
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _driver_checked(driver.cuKernelSetAttribute(attribute, kernel.shared_bytes, handle, device))
 
-    def launch(self, grid: tuple[int, int, int], arguments: ctypes.Structure, stream: int) -> None:
-        """Queues one launch; the arguments are copied before this returns."""
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        kernel = self.kernel
+    def launch(self, grid: tuple[int, int, int], arguments_address: int, stream: int) -> None:
+        """Queues one launch with the struct at an address; it is copied before this returns."""
+        parameters = array("Q", (arguments_address,))
         (status,) = self._launch(
-            self._handle, *grid, kernel.threads, 1, 1, kernel.shared_bytes, stream, ctypes.addressof(parameters), 0
+            self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters.buffer_info()[0], 0
         )
         if status:
-            raise GPUError(f"launching {kernel.config} with grid {grid} failed: {_error_text(status)}")
+            raise GPUError(f"launching {self.kernel.config} with grid {grid} failed: {_error_text(status)}")
 
 
 @cache

@@ -44,14 +44,15 @@ def run_forward(
     PyTorch tensors run on their GPU and its current stream; with `device="simulator"`, NumPy arrays and CPU tensors
     run on the simulated GPU, hazards checked.
     """
-    starts, max_lengths = _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    starts, max_lengths = None, (0, 0)
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        starts, max_lengths = _packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if device == "simulator":
         return _run_on_simulator(
             config, q, k, v, out, return_lse, starts, max_lengths, scale=scale, window=window, softcap=softcap
         )
     if device not in (None, "gpu"):
         raise ValueError(f"device: {device!r} is not known; allowed: 'gpu', 'simulator'")
-    _require_tensors(q, k, v)
     output, lse = run_on_gpu(
         config, q, k, v, scale=scale, window=window, softcap=softcap, return_lse=return_lse, out=out,
         starts=starts, max_lengths=max_lengths,
@@ -61,9 +62,7 @@ def run_forward(
 
 def _packed(
     cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None
-) -> tuple[tuple[Any, Any] | None, tuple[int, int]]:
-    if cu_seqlens_q is None and cu_seqlens_k is None:
-        return None, (0, 0)
+) -> tuple[tuple[Any, Any], tuple[int, int]]:
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if starts is None:
             raise ValueError(f"{name}: missing; packed sequences need cu_seqlens of both q and k")
@@ -79,16 +78,6 @@ def _packed(
         for starts, given in ((cu_seqlens_q, max_seqlen_q), (cu_seqlens_k, max_seqlen_k))
     ]
     return (cu_seqlens_q, cu_seqlens_k), (longest[0], longest[1])
-
-
-def _require_tensors(*tensors: Any) -> None:
-    try:
-        import torch
-    except ImportError as error:
-        raise GPUError("running on a GPU needs PyTorch; install it with: pip install 'flashwright[torch]'") from error
-    for name, tensor in zip("qkv", tensors, strict=True):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
 
 
 # --- The simulated GPU -------------------------------------------------------------------------------------------

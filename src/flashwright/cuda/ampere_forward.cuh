@@ -98,7 +98,7 @@ DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Window &window, i
     warp.softmax.step<first>(S, warp.O);
     PFragments P;
     round_to_operand(P, S);
-    if constexpr (cfg::mma_row_sum)
+    if constexpr (mma_row_sum)
         warp.softmax.add_row_sums(P);
     SharedOperand<VFragments, cfg::B_c, Role::B_transposed> V(kv.V_block(step));
     if constexpr (shape::V_entire_block)

@@ -14,7 +14,7 @@ struct ForwardArguments {
     int64 lse_batch_stride, lse_head_stride;
     // Variable lengths: sequence b is rows starts[b] … starts[b + 1] - 1 of tensors without a batch dimension.
     const int *q_starts, *kv_starts;
-    // Otherwise the lengths of all sequences.
+    // Rows of the tensors: the lengths of all sequences, unless these vary.
     int q_length, kv_length;
     int q_heads_per_kv_head;
     // Row i may look at the keys i + window_left … i + window_right; if the mask is aligned to the bottom right, of

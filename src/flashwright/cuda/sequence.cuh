@@ -9,12 +9,18 @@ struct Sequence {
     DEVICE Sequence(const ForwardArguments &args, int batch)
         : q_length(args.q_length), kv_length(args.kv_length), q_start(0), kv_start(0) {
         if constexpr (variant::variable_lengths) {
-            q_start = args.q_starts[batch];
-            kv_start = args.kv_starts[batch];
-            q_length = args.q_starts[batch + 1] - (int)q_start;
-            kv_length = args.kv_starts[batch + 1] - (int)kv_start;
+            // Clamped to the tensors' rows, so that no starts, however wrong, lead out of them.
+            const int q_first = clamp(args.q_starts[batch], 0, args.q_length);
+            const int kv_first = clamp(args.kv_starts[batch], 0, args.kv_length);
+            q_length = clamp(args.q_starts[batch + 1], q_first, args.q_length) - q_first;
+            kv_length = clamp(args.kv_starts[batch + 1], kv_first, args.kv_length) - kv_first;
+            q_start = q_first;
+            kv_start = kv_first;
         }
     }
+
+  private:
+    static DEVICE int clamp(int value, int least, int most) { return min(max(value, least), most); }
 };
 
 // The keys that each query row may look at: first_key(row) … last_key(row), both included.

@@ -10,6 +10,10 @@ constexpr float log2_e = 1.4426950408889634f;
 constexpr float ln_2 = 0.6931471805599453f;
 constexpr float negative_infinity = __builtin_bit_cast(float, 0xff800000);
 
+// Whether the tensor cores add up the rows. They add exponentials that were rounded to 16 bits: right for dividing a
+// product of the same by the sum, but too coarse for a log-sum-exp that others will use.
+constexpr bool mma_row_sum = cfg::mma_row_sum && !variant::returns_lse;
+
 // Per row: the maximum score so far, and the sum of the exponentials relative to it. A thread has two rows of each
 // 16-row tile, as in an mma accumulator: row lane/4 ("half" 0) and row lane/4 + 8 ("half" 1).
 template <int row_tiles> struct OnlineSoftmax {
@@ -70,7 +74,7 @@ template <int row_tiles> struct OnlineSoftmax {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float &sum = row_sum[m][2 * half];
-                if constexpr (!cfg::mma_row_sum)
+                if constexpr (!mma_row_sum)
                     sum = quad_sum(sum);
                 // A row that may look at nothing is zero.
                 scale_row(O[m], half, rows_may_be_empty && sum == 0 ? 0 : reciprocal_approx(sum));
@@ -147,7 +151,7 @@ template <int row_tiles> struct OnlineSoftmax {
             float &left = S[n][2 * half], &right = S[n][2 * half + 1];
             left = exponential(left, maximum, maximum * scale);
             right = exponential(right, maximum, maximum * scale);
-            if constexpr (!cfg::mma_row_sum)
+            if constexpr (!mma_row_sum)
                 sum += left + right;
         }
     }

@@ -1,0 +1,199 @@
+"""The functions of the `flash_attn` package: the same names, signatures and layouts, on our kernels.
+
+    from flashwright import flash_attn_func        # instead of: from flash_attn import flash_attn_func
+
+Differences: the log-sum-exp of a row with nothing to attend to is -inf, not +inf; `deterministic` gradients come from a
+recomputed reference, which is slower. Arguments that are not supported raise `NotImplementedError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flashwright.attention import (
+    HEAD_DIM_STEP,
+    as_window,
+    attention,
+    check_kernel_dtype,
+    check_options,
+    check_shapes,
+    check_tensors,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+NO_WINDOW = (-1, -1)
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of (batch, rows, heads, head_dim) tensors; k and v may have fewer heads than q.
+
+    `causal` and `window_size` are aligned to the bottom right. With `return_attn_probs`: (out, log-sum-exp of
+    (batch, heads, rows), an empty tensor: there is no dropout whose mask it could hold).
+    """
+    import torch
+
+    _refuse(dropout_p=dropout_p > 0, alibi_slopes=alibi_slopes is not None)
+    head_dim = q.shape[-1]
+    if head_dim % HEAD_DIM_STEP:
+        softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+        q, k, v = _padded(q), _padded(k), _padded(v)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if deterministic and q.is_cuda and torch.is_grad_enabled() and _any_requires_grad(q, k, v):
+        from flashwright.integrations import torch_ops
+
+        check_tensors(q, k, v)
+        check_kernel_dtype(q)
+        check_shapes(q.shape, k.shape, v.shape)
+        check_options(softmax_scale, softcap)
+        out, lse = torch_ops.forward(
+            q, k, v, scale=softmax_scale, window=as_window(causal, window_size), softcap=softcap, with_lse=True,
+            deterministic=True,
+        )  # fmt: skip
+    else:
+        result = attention(
+            q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap,
+            return_lse=return_attn_probs,
+        )  # fmt: skip
+        out, lse = result if return_attn_probs else (result, None)
+    out = out.transpose(1, 2)
+    if head_dim != out.shape[-1]:
+        out = out[..., :head_dim]
+    return (out, lse, q.new_empty(0)) if return_attn_probs else out
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_func` of qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]: qkv is (batch, rows, 3, heads, head_dim)."""
+    if qkv.dim() != 5 or qkv.shape[2] != 3:
+        raise ValueError(f"qkv: shape {tuple(qkv.shape)} is not allowed; allowed: (batch, rows, 3, heads, head_dim)")
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_func` of q, kv[:, :, 0], kv[:, :, 1]: kv is (batch, keys, 2, kv_heads, head_dim)."""
+    if kv.dim() != 5 or kv.shape[2] != 2:
+        raise ValueError(f"kv: shape {tuple(kv.shape)} is not allowed; allowed: (batch, keys, 2, kv_heads, head_dim)")
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> Any:
+    """Attention within sequences of different lengths, packed along the rows of (rows, heads, head_dim) tensors.
+
+    Sequence b is rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1 of q and the same of k and v by cu_seqlens_k; both are
+    int32 on the tensors' device. With `return_attn_probs`: (out, log-sum-exp of (heads, rows), an empty tensor).
+    """
+    from flashwright.integrations import torch_ops
+
+    _refuse(dropout_p=dropout_p > 0, alibi_slopes=alibi_slopes is not None, block_table=block_table is not None)
+    head_dim = q.shape[-1]
+    if head_dim % HEAD_DIM_STEP:
+        softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+        q, k, v = _padded(q), _padded(k), _padded(v)
+    _check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    check_options(softmax_scale, softcap)
+    out, lse = torch_ops.varlen_forward(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), scale=softmax_scale,
+        window=as_window(causal, window_size), softcap=softcap, with_lse=return_attn_probs,
+        deterministic=deterministic,
+    )  # fmt: skip
+    if head_dim != out.shape[-1]:
+        out = out[..., :head_dim]
+    return (out, lse, q.new_empty(0)) if return_attn_probs else out
+
+
+def _refuse(**asked_for: bool) -> None:
+    names = [name for name, asked in asked_for.items() if asked]
+    if names:
+        raise NotImplementedError(f"{', '.join(names)}: not supported by flashwright; leave it at its default")
+
+
+def _any_requires_grad(*tensors: torch.Tensor) -> bool:
+    return any(x.requires_grad for x in tensors)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """With columns of zeros up to the next head dimension that the kernels know; they change no score."""
+    import torch
+
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % HEAD_DIM_STEP))
+
+
+def _check_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
+    import torch
+
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: (rows, heads, head_dim)")
+    check_tensors(q, k, v)
+    if q.is_cuda:
+        check_kernel_dtype(q)
+    # As one batch of shape (1, heads, rows, head_dim).
+    check_shapes(*((1, x.shape[1], x.shape[0], x.shape[2]) for x in (q, k, v)))
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if starts.dtype != torch.int32 or starts.dim() != 1 or starts.shape[0] < 1 or not starts.is_contiguous():
+            raise ValueError(
+                f"{name}: {tuple(starts.shape)} of {starts.dtype} is not allowed; allowed: contiguous torch.int32, one "
+                "dimension, one more entry than there are sequences"
+            )
+        if starts.device != q.device:
+            raise ValueError(f"{name} is on {starts.device}, q on {q.device}; all tensors must be on one device")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(f"cu_seqlens_k: {cu_seqlens_k.shape[0]} entries, but cu_seqlens_q has {cu_seqlens_q.shape[0]}")

@@ -1,0 +1,466 @@
+"""`attention()` on a GPU: any problem as accurately as PyTorch's own kernels, as a part of PyTorch.
+
+"As accurately" is at most 1.3 times the error, against float64, of PyTorch's FlashAttention on the same inputs; where
+that does not compute a problem, of PyTorch's memory-efficient kernel, or of the eager computation in the same dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from attention_cases import Case, laid_out, random_case, relative_error  # noqa: E402
+from flashwright.attention import as_window, attention, chosen_config  # noqa: E402
+from flashwright.compiler import compile_kernel  # noqa: E402
+from flashwright.gpu import device_tensor  # noqa: E402
+from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
+from flashwright.integrations.sdpa import scaled_dot_product_attention  # noqa: E402
+from flashwright.launch_arguments import PackedSequences, forward_launch  # noqa: E402
+from flashwright.reference import attention_reference, visible_keys  # noqa: E402
+from flashwright.variant import Window  # noqa: E402
+
+ERROR_OVER_PYTORCH = 1.3
+LONGEST = 2000
+FEWEST_ELEMENTS = 2**15
+"""Of an output, so that the ratio of two errors is not a matter of luck; reached with more batches."""
+
+CASES = [random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)]
+PACKED_CASES = [random_case(1000 + seed, 400) for seed in range(40)]
+
+
+def inputs(case: Case, seed: int = 0) -> tuple[Any, Any, Any]:
+    """On the GPU, contiguous; the layout of the case is for `laid_out`."""
+    rows, keys = case.lengths
+    batch = max(1, math.ceil(FEWEST_ELEMENTS / (case.heads[0] * rows * case.head_dim)))
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    shapes = [
+        (batch, heads, n, case.head_dim)
+        for heads, n in zip((*case.heads, case.heads[1]), (rows, keys, keys), strict=True)
+    ]
+    q, k, v = (torch.randn(s, generator=generator, device="cuda").to(getattr(torch, case.dtype)) for s in shapes)
+    return q, k, v
+
+
+def window_of(options: dict[str, Any]) -> Window:
+    return as_window(options.get("causal", False), options.get("window"))
+
+
+def truth(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    scale, softcap = options.get("scale"), options.get("softcap", 0.0)
+    doubles = (x.double() for x in (q, k, v))
+    return attention_reference(*doubles, scale=scale, window=window_of(options), softcap=softcap)
+
+
+def by_pytorch(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """The same by PyTorch's fastest kernel that computes it; rows without keys are 0."""
+    window, scale = window_of(options), options.get("scale")
+    same_corner = window.bottom_right or q.shape[2] == k.shape[2]
+    if not options.get("softcap") and same_corner:
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            *(x.transpose(1, 2) for x in (q, k, v)), None, None, q.shape[2], k.shape[2], 0.0, False, False,
+            scale=scale, window_size_left=window.left, window_size_right=window.right,
+        )  # fmt: skip
+        return out.transpose(1, 2)
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    visible = visible_keys(window, q.shape[2], k.shape[2], device=q.device)
+    if not options.get("softcap"):
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION]):
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+    else:
+        cap = options["softcap"]
+        scores = cap * torch.tanh((q @ k.mT).float() * ((scale or q.shape[3] ** -0.5) / cap))
+        if visible is not None:
+            scores = scores.masked_fill(~visible, -math.inf)
+        out = torch.softmax(scores, dim=-1).to(q.dtype) @ v
+    if visible is not None:
+        out = out.masked_fill(~visible.any(dim=-1, keepdim=True), 0)
+    return out
+
+
+def assert_as_accurate(out: Any, expected: Any, pytorchs: Any) -> None:
+    assert not out.isnan().any().item()
+    # Where PyTorch is exact (one key: the output is v), rounding the truth is still allowed for.
+    bound = max(relative_error(pytorchs, expected), relative_error(expected.to(out.dtype), expected))
+    assert relative_error(out, expected) <= ERROR_OVER_PYTORCH * bound
+
+
+def assert_close_lse(lse: Any, expected: Any) -> None:
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close(lse.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def every_kernel_compiled() -> None:
+    """All kernels of the cases in the cache, compiled on all cores; the tests then only load them."""
+    major, minor = torch.cuda.get_device_capability()
+
+    def launch_of(case: Case, packed: bool) -> Any:
+        q, k, v = inputs(case)
+        if packed:
+            q, k, v = (x[:1] for x in (q, k, v))
+        window = window_of(case.options)
+        config = chosen_config(q, k, window, None)
+        views = [device_tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", q))]
+        options = {name: case.options[name] for name in ("scale", "softcap") if name in case.options}
+        sequences = PackedSequences(1, 16, 16, *case.lengths) if packed else None
+        launch = forward_launch(config, *views, lse_address=1, window=window, packed=sequences, **options)
+        return config, launch.variant
+
+    kernels = {launch_of(case, False) for case in CASES} | {launch_of(case, True) for case in PACKED_CASES}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda kernel: compile_kernel(kernel[0], f"sm_{major}{minor}", kernel[1]), kernels))
+
+
+# --- Any problem -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("every_kernel_compiled")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_any_problem_is_computed_as_accurately_as_by_pytorch(case):
+    q, k, v = inputs(case)
+    expected, expected_lse = truth(q, k, v, case.options)
+    pytorchs = by_pytorch(q, k, v, case.options)
+    q, k, v = (laid_out(x, case.layout) for x in (q, k, v))
+    out, lse = attention(q, k, v, **case.options, return_lse=True)
+    assert_as_accurate(out, expected, pytorchs)
+    assert_close_lse(lse, expected_lse)
+
+
+@pytest.mark.usefixtures("every_kernel_compiled")
+@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(case):
+    options = {name: value for name, value in case.options.items() if name != "causal"}
+    options |= {"causal": True} if "causal" in case.options else {}
+    draw = random.Random(str(case))
+    lengths = [(draw.randint(0, case.lengths[0]), draw.randint(1, case.lengths[1])) for _ in range(6)]
+    lengths = [*lengths, case.lengths]
+    q_starts, k_starts = (
+        torch.tensor([0, *torch.tensor(part).cumsum(0)], dtype=torch.int32, device="cuda")
+        for part in zip(*lengths, strict=True)
+    )
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    totals = [int(starts[-1]) for starts in (q_starts, k_starts)]
+    q, k, v = (
+        torch.randn(n, heads, case.head_dim, generator=generator, device="cuda").to(getattr(torch, case.dtype))
+        for n, heads in ((totals[0], case.heads[0]), (totals[1], case.heads[1]), (totals[1], case.heads[1]))
+    )
+    window = options.get("window") or (-1, -1)
+    out, lse, _ = flash_attn_varlen_func(
+        q, k, v, q_starts, k_starts, case.lengths[0], case.lengths[1], softmax_scale=options.get("scale"),
+        causal=options.get("causal", False), window_size=window, softcap=options.get("softcap", 0.0),
+        return_attn_probs=True,
+    )  # fmt: skip
+    expected, expected_lse, pytorchs = torch.zeros_like(q, dtype=torch.float64), [], torch.zeros_like(q)
+    for b, (rows, _keys) in enumerate(lengths):
+        if not rows:
+            continue
+        row, key = (slice(int(starts[b]), int(starts[b + 1])) for starts in (q_starts, k_starts))
+        part = [x.transpose(0, 1).unsqueeze(0).contiguous() for x in (q[row], k[key], v[key])]
+        sequence, sequence_lse = truth(*part, options)
+        expected[row] = sequence[0].transpose(0, 1)
+        expected_lse.append(sequence_lse[0])
+        pytorchs[row] = by_pytorch(*part, options)[0].transpose(0, 1)
+    assert_as_accurate(out, expected, pytorchs)
+    assert_close_lse(lse, torch.cat(expected_lse, dim=1))
+
+
+# --- Numbers that are not ordinary -----------------------------------------------------------------------------------
+
+
+def some(dtype: Any = None, q_shape: Any = (2, 4, 300, 64), kv_shape: Any = (2, 2, 500, 64), grad: bool = False) -> Any:
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    return tuple(
+        torch.randn(s, generator=generator, device="cuda").to(dtype or torch.bfloat16).requires_grad_(grad)
+        for s in (q_shape, kv_shape, kv_shape)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("magnitude", [30.0, 500.0])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 30.0}], ids=str)
+def test_large_scores_do_not_overflow(dtype, magnitude, options):
+    q, k, v = some(dtype)
+    q = q * magnitude
+    out, lse = attention(q, k, v, **options, return_lse=True)
+    expected, expected_lse = truth(q, k, v, options)
+    assert out.isfinite().all().item()
+    assert_as_accurate(out, expected, by_pytorch(q, k, v, options))
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (70, 10)}], ids=str)
+@pytest.mark.parametrize("where", ["q", "k"])
+def test_a_nan_goes_where_it_is_seen_and_nowhere_else(options, where):
+    q, k, v = some()
+    {"q": q, "k": k}[where][0, 1, 137, 5] = math.nan
+    out, lse = attention(q, k, v, **options, return_lse=True)
+    expected, expected_lse = truth(q, k, v, options)
+    assert torch.equal(lse.isnan(), expected_lse.isnan())
+    assert torch.equal(out.isnan().any(dim=-1), expected.isnan().any(dim=-1))
+
+
+def test_infinite_scores_are_nan_as_in_pytorch():
+    q, k, v = some()
+    q[0, 0, 7] = math.inf
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+        expected = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert torch.equal(attention(q, k, v).isnan(), expected.isnan())
+
+
+def test_rows_without_keys_are_zero():
+    q, k, v = some(kv_shape=(2, 2, 100, 64))
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    assert (out[:, :, :200] == 0).all().item() and (lse[:, :, :200] == -math.inf).all().item()
+    assert lse[:, :, 200:].isfinite().all().item()
+
+
+@pytest.mark.parametrize(
+    "shapes", [((0, 4, 9, 64), (0, 2, 9, 64)), ((2, 4, 0, 64), (2, 2, 9, 64)), ((2, 4, 9, 64), (2, 2, 0, 64))]
+)
+def test_tensors_without_elements(shapes):
+    q, k, v = some(None, *shapes, grad=True)
+    out, lse = attention(q, k, v, return_lse=True)
+    assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
+    assert (out == 0).all().item() and (lse == -math.inf).all().item()
+    out.sum().backward()
+    assert (k.grad == 0).all().item()
+    with torch.no_grad():
+        assert attention(q, k, v).shape == q.shape
+
+
+# --- Gradients -------------------------------------------------------------------------------------------------------
+
+
+def gradients(out: Any, inputs: tuple[Any, ...], grad: Any) -> tuple[Any, ...]:
+    return torch.autograd.grad(out, inputs, grad.to(out.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"causal": "top-left"}, {"window": (90, 20)}, {"causal": True, "window": (64, -1)},
+     {"causal": "top-left", "window": (100, -1)}, {"softcap": 10.0, "causal": True}, {"scale": 0.3}],
+    ids=str,
+)  # fmt: skip
+def test_gradients_are_as_accurate_as_pytorchs(dtype, head_dim, options):
+    for lengths in ((200, 200), (130, 300), (300, 130)):
+        q, k, v = some(dtype, (2, 4, lengths[0], head_dim), (2, 2, lengths[1], head_dim), grad=True)
+        doubles = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
+        expected = truth(*doubles, options)[0]
+        grad = torch.randn(expected.shape, device="cuda", dtype=torch.float64)
+        expected_gradients = gradients(expected, doubles, grad)
+        actual = gradients(attention(q, k, v, **options), (q, k, v), grad)
+        # The yardstick: the eager computation with fp32 softmax, differentiated in the same dtype.
+        groups = q.shape[1] // k.shape[1]
+        wide_k, wide_v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        scores = (q @ wide_k.mT).float() * options.get("scale", head_dim**-0.5)
+        if cap := options.get("softcap"):
+            scores = cap * torch.tanh(scores / cap)
+        visible = visible_keys(window_of(options), *lengths, device=q.device)
+        weights = torch.softmax(scores if visible is None else scores.masked_fill(~visible, -1e30), dim=-1)
+        if visible is not None:
+            weights = weights * visible
+        eager = gradients(weights.to(dtype) @ wide_v, (q, k, v), grad)
+        for name, a, e, x in zip("qkv", actual, eager, expected_gradients, strict=True):
+            assert a.isfinite().all().item(), name
+            assert relative_error(a, x) <= ERROR_OVER_PYTORCH * relative_error(e, x), name
+
+
+def test_gradients_flow_from_the_log_sum_exp():
+    q, k, v = some(torch.float16, grad=True)
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    doubles = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
+    expected, expected_lse = truth(*doubles, {"causal": True})
+    actual = torch.autograd.grad(out.float().sin().sum() + lse.sin().sum(), (q, k, v))
+    wanted = torch.autograd.grad(expected.sin().sum() + expected_lse.sin().sum(), doubles)
+    for a, x in zip(actual, wanted, strict=True):
+        assert relative_error(a, x) <= 5e-3
+
+
+def test_packed_sequences_have_gradients():
+    q, k, v = some(torch.float16, (300, 4, 64), (300, 2, 64), grad=True)
+    starts = torch.tensor([0, 100, 101, 300], dtype=torch.int32, device="cuda")
+    for deterministic in (False, True):
+        out = flash_attn_varlen_func(q, k, v, starts, starts, 199, 199, causal=True, deterministic=deterministic)
+        doubles = tuple(x.detach().double().requires_grad_() for x in (q, k, v))
+        parts = []
+        for first, last in ((0, 100), (100, 101), (101, 300)):
+            part = (x[first:last].transpose(0, 1).unsqueeze(0) for x in doubles)
+            parts.append(truth(*part, {"causal": True})[0][0].transpose(0, 1))
+        expected = torch.cat(parts)
+        for a, x in zip(
+            torch.autograd.grad(out.float().square().sum(), (q, k, v)),
+            torch.autograd.grad(expected.square().sum(), doubles),
+            strict=True,
+        ):
+            assert relative_error(a, x) <= 3e-3
+
+
+# --- As a part of PyTorch --------------------------------------------------------------------------------------------
+
+
+def test_the_operator_and_the_direct_launch_give_the_same_bits():
+    q, k, v = some()
+    direct, direct_lse = attention(q, k, v, causal=True, return_lse=True)
+    out, lse = torch.ops.flashwright.attention_forward(q, k, v, None, None, 0, True, 0.0, True, "", False)
+    assert torch.equal(out, direct) and torch.equal(lse, direct_lse)
+    for x in (q, k, v):
+        x.requires_grad_()
+    assert torch.equal(attention(q, k, v, causal=True), direct)
+
+
+def test_pytorch_finds_nothing_wrong_with_the_operator():
+    q, k, v = some(grad=True)
+    arguments = (q, k, v, None, None, 0, True, 0.0, True, "", False)
+    torch.library.opcheck(torch.ops.flashwright.attention_forward.default, arguments)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_compiled_functions_have_no_graph_breaks(backend, grad):
+    if backend == "inductor":
+        pytest.importorskip("triton")
+    torch._dynamo.reset()
+
+    def model(q, k, v):
+        out = attention(q * 1.5, k, v, causal=True)
+        other = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), window_size=(9, 9)).transpose(1, 2)
+        return out + other + scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    q, k, v = some(grad=grad)
+    expected = model(q, k, v)
+    actual = torch.compile(model, fullgraph=True, backend=backend)(q, k, v)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+    if grad:
+        for a, b in zip(
+            torch.autograd.grad(actual.sum(), (q, k, v)), torch.autograd.grad(expected.sum(), (q, k, v)), strict=True
+        ):
+            assert relative_error(a, b.double()) <= 2e-2
+
+
+def test_a_captured_graph_replays_on_new_inputs():
+    q, k, v = some()
+    expected = attention(q, k, v, causal=True)
+    late = torch.zeros_like(q)
+    attention(late, k, v, causal=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attention(late, k, v, causal=True)
+    late.copy_(q)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_the_current_stream_is_used():
+    q, k, v = some()
+    expected = attention(q, k, v)
+    late = torch.zeros_like(q)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.inference_mode():
+        torch.cuda._sleep(50_000_000)  # a launch on another stream would read zeros
+        late.copy_(q)
+        out = attention(late, k, v)
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_many_threads_may_call_at_once():
+    lengths = [17, 64, 100, 128, 300]
+    problems = [some(q_shape=(1, 4, n, 64), kv_shape=(1, 2, n, 64)) for n in lengths]
+    expected = [attention(*problem, causal=True) for problem in problems]
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work(offset: int) -> None:
+        for i in range(100):
+            which = (i + offset) % len(problems)
+            if not torch.equal(attention(*problems[which], causal=True), expected[which]):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_tensors_gpu_is_used_not_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    q, k, v = some()
+    expected = attention(q, k, v)
+    other = [x.to("cuda:1") for x in (q, k, v)]
+    assert torch.equal(attention(*other).cpu(), expected.cpu())
+
+
+def test_wrong_tensors_are_named():
+    q, k, v = some()
+    with pytest.raises(ValueError, match=r"k is on cpu, q on cuda:0; all tensors must be on one device"):
+        attention(q, k.cpu(), v)
+    with pytest.raises(ValueError, match=r"q: dtype torch.float32 is not allowed"):
+        attention(q.float(), k.float(), v.float())
+    with pytest.raises(ValueError, match=r"backend: 'simulator' needs CPU tensors"):
+        attention(q, k, v, backend="simulator")
+    reference = attention(q, k, v, backend="reference")
+    assert relative_error(attention(q, k, v), reference.double()) <= 1e-2
+
+
+# --- transformers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("Llama", {}),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+        ("Qwen3", {"head_dim": 64}),
+    ],
+)
+def test_models_of_transformers_give_the_same_logits(family, options):
+    transformers = pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
+    from flashwright.integrations.transformers import register
+
+    register()
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=199, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.1, **options,
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to("cuda", torch.float16).eval()
+    tokens = torch.randint(0, 199, (2, 70), device="cuda")
+    results = {}
+    for implementation in ("flashwright", "sdpa"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            logits = model(tokens).logits
+            generated = model.generate(
+                tokens, max_new_tokens=12, do_sample=False, pad_token_id=0, output_logits=True,
+                return_dict_in_generate=True,
+            )  # fmt: skip
+        results[implementation] = logits, generated
+    (logits, generated), (expected, expected_generated) = results["flashwright"], results["sdpa"]
+    assert relative_error(logits, expected.double()) <= 5e-3
+    assert relative_error(generated.logits[0], expected_generated.logits[0].double()) <= 5e-3
+    same = (generated.sequences == expected_generated.sequences)[:, 70:]
+    # Greedy choices may part where two tokens are as likely as each other, not before.
+    assert same[:, :4].all().item()
+    for step, (a, b) in enumerate(zip(generated.logits, expected_generated.logits, strict=True)):
+        agreeing = same[:, :step].all(dim=1)
+        assert relative_error(a[agreeing], b[agreeing].double()) <= 1e-2
