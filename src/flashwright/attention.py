@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flashwright.defaults import default_config
+from flashwright.gpu import ForwardPlan, GPUError, PlanCache, make_plan
 from flashwright.kernel_configs import MAX_D_HEAD, DType, FlashForwardKernelConfig, parse_kernel_name_into_config
-from flashwright.runtime import GPUError, run_forward
+from flashwright.runtime import run_forward
 from flashwright.variant import Window
 
 if TYPE_CHECKING:
@@ -71,21 +71,21 @@ def attention(
     if window.__class__ is list:
         window = tuple(window)
     if not torch.compiler.is_compiling() and needs_no_dispatcher(torch, q, k, v):
-        key = (q.shape, k.shape, q.dtype, q.device, causal, window, scale, softcap, family, config, backend)
-        plan = _plans.get(key)
-        if plan is None:
-            plan = _plan(q, k, v, causal, window, scale, softcap, family, config, backend)
+        # All that a plan depends on. Tensors elsewhere have other device indices, and fail when the plan is made.
+        key = (
+            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype,
+            q.get_device(), k.get_device(), v.get_device(),
+            causal, window, scale, softcap, return_lse, family, config, backend,
+        )  # fmt: skip
+        try:
+            plan = _plans.get(key) or _remember_plan(
+                key, q, k, v, causal, window, scale, softcap, return_lse, family, config, backend
+            )
             if plan is not None:
-                if len(_plans) >= MAX_PLANS:
-                    _plans.clear()
-                _plans[key] = plan
-        if plan is not None:
-            try:
-                return run_forward(
-                    plan.config, q, k, v, scale=scale, window=plan.window, softcap=softcap, return_lse=return_lse
-                )
-            except ValueError:  # what the key does not know: strides to copy, or a tensor that does not fit
-                pass
+                out, lse = plan.run(q, k, v)
+                return (out, lse) if return_lse else out
+        except ValueError:  # rows that must be copied first, or what is wrong is said below
+            pass
 
     backend = _checked_backend(torch, q, k, v, backend)
     check_options(scale, softcap, family)
@@ -112,16 +112,7 @@ def attention(
 # --- Straight to the launch ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What a kind of call comes down to. The launch checks the rest: strides, and that k and v fit."""
-
-    config: FlashForwardKernelConfig
-    window: Window
-
-
-_plans: dict[tuple[Any, ...], _Plan] = {}
-MAX_PLANS = 4096
+_plans = PlanCache()
 
 
 def needs_no_dispatcher(torch: Any, q: Any, k: Any, v: Any) -> bool:
@@ -140,7 +131,8 @@ def needs_no_dispatcher(torch: Any, q: Any, k: Any, v: Any) -> bool:
     )
 
 
-def _plan(
+def _remember_plan(
+    key: tuple[Any, ...],
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -148,10 +140,11 @@ def _plan(
     window: Any,
     scale: float | None,
     softcap: float,
+    return_lse: bool,
     family: str | None,
     config: FlashForwardKernelConfig | str | None,
     backend: str | None,
-) -> _Plan | None:
+) -> ForwardPlan | None:
     """None if the call needs more than a launch: another backend, or a result for tensors without elements."""
     if _checked_backend(_require_torch(), q, k, v, backend) != "gpu":
         return None
@@ -159,7 +152,9 @@ def _plan(
     resolved = as_window(causal, window)
     if is_empty(q, k):
         return None
-    return _Plan(chosen_config(q, k, resolved, config), resolved)
+    chosen = chosen_config(q, k, resolved, config)
+    plan = make_plan(chosen, q, k, v, scale=scale, window=resolved, softcap=softcap, return_lse=return_lse)
+    return _plans.remember(key, plan)
 
 
 def run_kernel(

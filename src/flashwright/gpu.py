@@ -31,20 +31,53 @@ class GPUError(RuntimeError):
 # --- Running a forward pass --------------------------------------------------------------------------------------
 
 
-class _Plan:
-    """A launch whose every argument but the addresses is decided."""
+class ForwardPlan:
+    """A launch whose every argument but the addresses is decided: for all tensors of the same kind as those it was
+    made for, that is of their shapes, strides, dtypes and device."""
 
-    def __init__(self, kernel: LoadedKernel, launch: ForwardLaunch) -> None:
+    def __init__(self, kernel: LoadedKernel, launch: ForwardLaunch, device_index: int) -> None:
+        import torch
+
         self._kernel = kernel
         self._grid = launch.grid
         self._words = array("Q", bytes(launch.arguments))  # the struct as 8-byte words: cheap to copy and fill in
+        self._returns_lse = launch.variant.returns_lse
+        self._device_index = device_index
+        self._torch = torch
 
-    def run(self, addresses: tuple[int, int, int, int], lse: int, starts: tuple[int, int], stream: int) -> None:
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None = None,
+        starts: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queues the launch on the current stream; returns the output and, if it is computed, the log-sum-exp."""
+        torch = self._torch
+        o = torch.empty_like(q) if out is None else out
         words = self._words[:]
-        words[_Q_WORD], words[_K_WORD], words[_V_WORD], words[_O_WORD] = addresses
-        words[_LSE_WORD] = lse
-        words[_Q_STARTS_WORD], words[_KV_STARTS_WORD] = starts
-        self._kernel.launch(self._grid, words.buffer_info()[0], stream)
+        words[_Q_WORD] = q_address = q.data_ptr()
+        words[_K_WORD] = k_address = k.data_ptr()
+        words[_V_WORD] = v_address = v.data_ptr()
+        words[_O_WORD] = o_address = o.data_ptr()
+        if (q_address | k_address | v_address | o_address) % VECTOR_BYTES:
+            raise ValueError(f"q, k, v and out must begin at multiples of {VECTOR_BYTES} bytes")
+        lse = None
+        if self._returns_lse:
+            lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+            words[_LSE_WORD] = lse.data_ptr()
+        if starts is not None:
+            words[_Q_STARTS_WORD], words[_KV_STARTS_WORD] = starts[0].data_ptr(), starts[1].data_ptr()
+        index = self._device_index
+        # What torch.cuda.current_stream(index).cuda_stream gives, without building the Stream object.
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        if index == torch.cuda.current_device():
+            self._kernel.launch(self._grid, words.buffer_info()[0], stream)
+        else:
+            with torch.cuda.device(index):
+                self._kernel.launch(self._grid, words.buffer_info()[0], stream)
+        return o, lse
 
 
 def _word(field: str) -> int:
@@ -54,8 +87,20 @@ def _word(field: str) -> int:
 _Q_WORD, _K_WORD, _V_WORD, _O_WORD = map(_word, "QKVO")
 _LSE_WORD, _Q_STARTS_WORD, _KV_STARTS_WORD = map(_word, ("lse", "q_starts", "kv_starts"))
 
-_plans: dict[tuple[Any, ...], _Plan] = {}
-MAX_PLANS = 4096
+
+class PlanCache(dict[tuple[Any, ...], ForwardPlan]):
+    """Plans by what they depend on; emptied when it has grown beyond what any program has use for."""
+
+    MOST = 4096
+
+    def remember(self, key: tuple[Any, ...], plan: ForwardPlan) -> ForwardPlan:
+        if len(self) >= self.MOST:
+            self.clear()
+        self[key] = plan
+        return plan
+
+
+_plans = PlanCache()
 
 
 def run_on_gpu(
@@ -78,51 +123,43 @@ def run_on_gpu(
     except ImportError as error:
         raise GPUError("running on a GPU needs PyTorch; install it with: pip install 'flashwright[torch]'") from error
 
-    if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
-        wrong = next((name, x) for name, x in zip("qkv", (q, k, v), strict=True) if not isinstance(x, torch.Tensor))
-        raise TypeError(f"{wrong[0]}: expected a torch.Tensor, got {type(wrong[1]).__name__}")
-    o = torch.empty_like(q) if out is None else out
-    device = q.device
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     key = (
         config, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(),
-        q.dtype, k.dtype, v.dtype, device, k.device, v.device, window, scale, softcap, return_lse,
+        q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, window, scale, softcap, return_lse,
         out is not None and (out.shape, out.stride(), out.dtype, out.device),
         starts is not None and (starts[0].shape, starts[0].device, starts[1].device, max_lengths),
     )  # fmt: skip
     plan = _plans.get(key)
-    addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr())
-    if plan is None or (addresses[0] | addresses[1] | addresses[2] | addresses[3]) % VECTOR_BYTES:
-        plan = _make_plan(config, q, k, v, o, scale, window, softcap, return_lse, starts, max_lengths)
-        if len(_plans) >= MAX_PLANS:
-            _plans.clear()
-        _plans[key] = plan
-    index = device.index
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device) if return_lse else None
-    lse_address = 0 if lse is None else lse.data_ptr()
-    start_addresses = (0, 0) if starts is None else (starts[0].data_ptr(), starts[1].data_ptr())
-    # What torch.cuda.current_stream(index).cuda_stream gives, without building the Stream object.
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    if index == torch.cuda.current_device():
-        plan.run(addresses, lse_address, start_addresses, stream)
-    else:
-        with torch.cuda.device(index):
-            plan.run(addresses, lse_address, start_addresses, stream)
-    return o, lse
+    if plan is None:
+        plan = make_plan(
+            config, q, k, v, scale=scale, window=window, softcap=softcap, return_lse=return_lse, out=out,
+            starts=starts, max_lengths=max_lengths,
+        )  # fmt: skip
+        _plans.remember(key, plan)
+    return plan.run(q, k, v, out, starts)
 
 
-def _make_plan(
+def make_plan(
     config: FlashForwardKernelConfig,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    o: torch.Tensor,
+    *,
     scale: float | None,
     window: Window,
     softcap: float,
     return_lse: bool,
-    starts: tuple[torch.Tensor, torch.Tensor] | None,
-    max_lengths: tuple[int, int],
-) -> _Plan:
+    out: torch.Tensor | None = None,
+    starts: tuple[torch.Tensor, torch.Tensor] | None = None,
+    max_lengths: tuple[int, int] = (0, 0),
+) -> ForwardPlan:
+    """The plan for tensors of this kind, everything checked; raises `ValueError` or `GPUError`."""
+    import torch
+
+    o = torch.empty_like(q) if out is None else out
     _check_tensors(q, k, v, o, starts)
     packed = None
     if starts is not None:
@@ -136,7 +173,8 @@ def _make_plan(
         softcap=softcap,
         packed=packed,
     )
-    return _Plan(loaded_kernel(config, launch.variant, q.device.index), launch)
+    index = q.device.index
+    return ForwardPlan(loaded_kernel(config, launch.variant, index), launch, index)
 
 
 def device_tensor(name: str, tensor: torch.Tensor) -> DeviceTensor:
