@@ -21,6 +21,10 @@ from flashwright.simulator import PtxSyntaxError, SimulationError
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console()
 
+FILE_COLUMNS = 200
+"""Width of tables that do not go to a terminal."""
+MIN_COLUMNS_FOR_CONFIGS = 150
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -52,27 +56,38 @@ def ladder(
     if as_json:
         print(json.dumps({"rungs": [result.to_dict() for result in results]}, indent=2, ensure_ascii=False))
     else:
-        console.print(_ladder_table(results))
+        _print_ladder(results)
     wrong = [result.rung.number for result in results if not result.correct]
     if wrong:
         raise ValueError(f"rungs {wrong} do not agree with the float64 reference")
 
 
-def _ladder_table(results: list[ladder_module.RungResult]) -> Table:
+def _print_ladder(results: list[ladder_module.RungResult]) -> None:
+    """One table; where a terminal is too narrow for the configs, they are listed below it."""
+    wide = console if console.is_terminal else Console(width=FILE_COLUMNS)
+    configs_fit = wide.width >= MIN_COLUMNS_FOR_CONFIGS
+    wide.print(_ladder_table(results, with_configs=configs_fit))
+    if not configs_fit:
+        for result in results:
+            wide.print(f"{result.rung.number:2} {result.rung.config}", highlight=False)
+
+
+def _ladder_table(results: list[ladder_module.RungResult], *, with_configs: bool) -> Table:
     timed = any(result.gpu for result in results)
-    table = Table(title="The ladder", caption=_ladder_caption(timed))
+    table = Table(title="The ladder", caption=_ladder_caption(timed), padding=(0, 0 if not with_configs else 1))
     table.add_column("")
-    table.add_column("change and config", overflow="fold")
-    numbers = ["regs sm_80/90", "shared KiB", "blocks/SM sm_80/90", "instr. per KV step", "bank conflicts"]
-    numbers += ["global sectors", "error"] + (["ms", "TFLOP/s", "× FA-2"] if timed else [])
+    table.add_column("change", overflow="fold", min_width=14)
+    numbers = ["registers\nsm_80/90", "shared\nKiB", "blocks\nper SM", "instr. /\nKV step", "bank\nconflicts"]
+    numbers += ["global\nsectors", "error"] + (["ms", "TFLOP/s", "× FA-2"] if timed else [])
     for name in numbers:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         per_arch = list(result.compiled.values())
         simulation = result.simulation
+        config = f"\n[dim]{result.rung.config}[/]" if with_configs else ""
         row = [
             str(result.rung.number),
-            f"{result.rung.change}\n[dim]{result.rung.config}[/]",
+            result.rung.change + config,
             "/".join(f"{c.registers}{'!' if c.spill_bytes else ''}" for c in per_arch),
             f"{per_arch[0].shared_bytes / 1024:g}",
             "/".join(str(c.blocks_per_sm) for c in per_arch),
