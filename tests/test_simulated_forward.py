@@ -43,11 +43,12 @@ SAMPLE = [
 
 def check_forward(config: FlashForwardKernelConfig) -> None:
     inputs = random_inputs(config, heads=1)
-    simulation = simulate_forward(config, *inputs, return_lse=True)
+    # A kernel that returns the log-sum-exp does not add its rows on the tensor cores, so those are run without it.
+    simulation = simulate_forward(config, *inputs, return_lse=not config.mma_row_sum)
     output, lse = reference_forward(*inputs)
     assert relative_error(simulation.output, output) < ROUNDING[config.dtype]
-    # Tensor-core row sums add the rounded exponentials, so their logarithm is off by their mean rounding error.
-    np.testing.assert_allclose(simulation.lse, lse, rtol=0, atol=2e-3 if config.mma_row_sum else 2e-5)
+    if simulation.lse is not None:
+        np.testing.assert_allclose(simulation.lse, lse, rtol=0, atol=2e-5)
     assert (simulation.run.counters.bank_conflicts == 0) == config.swizzled
 
 
@@ -84,7 +85,7 @@ def test_the_simulator_is_a_device_of_run_forward():
     expected, expected_lse = reference_forward(*(x.float().numpy() for x in (q, k, v)), scale=0.5)
     assert out.dtype == q.dtype and out.stride() == q.stride()
     assert relative_error(out.float().numpy(), expected) < ROUNDING[DType.BF16]
-    np.testing.assert_allclose(lse.numpy(), expected_lse, atol=2e-3)
+    np.testing.assert_allclose(lse.numpy(), expected_lse, atol=2e-5)
 
 
 def test_traffic_is_what_the_tile_shapes_say():

@@ -17,6 +17,7 @@ from flashwright.defaults import default_config
 from flashwright.gpu import ForwardPlan, GPUError, PlanCache, make_plan
 from flashwright.kernel_configs import MAX_D_HEAD, DType, FlashForwardKernelConfig, parse_kernel_name_into_config
 from flashwright.runtime import run_forward
+from flashwright.tile_shapes import VECTOR_BYTES
 from flashwright.variant import Window
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ FAMILIES = ("ampere",)
 BACKENDS = ("gpu", "simulator", "reference")
 CAUSAL_ALIGNMENTS = {"bottom-right": True, "top-left": False}
 HEAD_DIM_STEP = 8
-VECTOR_BYTES = 16
 
 UNLIMITED = -1
 """What `flash_attn` writes for a side of a window without a limit; None means the same here."""
