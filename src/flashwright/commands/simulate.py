@@ -1,15 +1,18 @@
-"""One-off simulations: a config on random inputs, or any PTX file with arguments written as text."""
+"""`flashwright simulate`: a config on random inputs, or any PTX file with arguments written as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import ml_dtypes
 import numpy as np
+import typer
 
-from flashwright.kernel_configs import FlashForwardKernelConfig
+from flashwright.commands.output import JsonOption, print_json
+from flashwright.kernel_configs import FlashForwardKernelConfig, parse_kernel_name_into_config
 from flashwright.simulation import random_inputs, reference_forward, relative_error, simulate_forward
 from flashwright.simulator import Run, SimulatedGPU
 
@@ -30,6 +33,38 @@ ARGUMENT_TYPES: dict[str, np.dtype[Any]] = {
         "f64": np.float64,
     }.items()
 }
+
+
+def simulate(
+    target: Annotated[str, typer.Argument(help="A PTX file, or a config's short form.", metavar="FILE.ptx|CONFIG")],
+    kernel: Annotated[str | None, typer.Option(help="PTX: the kernel to launch, if there are several.")] = None,
+    grid: Annotated[str, typer.Option(help="PTX: thread blocks, as X or X,Y,Z.")] = "1",
+    block: Annotated[str, typer.Option(help="PTX: threads per block, as X or X,Y,Z.")] = "32",
+    shared_bytes: Annotated[int, typer.Option(help="PTX: dynamic shared memory.")] = 0,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="PTX: an argument, in order: TYPE:VALUE for a number (i32:7, f32:0.5), or zeros:TYPE:SIZE or "
+            "random:TYPE:SIZE for a pointer to new memory (random:f32:1024)."
+        ),
+    ] = None,
+    rows: Annotated[int, typer.Option(help="CONFIG: rows of q, k and v.")] = 256,
+    heads: Annotated[int, typer.Option(help="CONFIG: heads.")] = 2,
+    arch: Annotated[str, typer.Option(help="The simulated architecture.")] = "sm_80",
+    hazards: Annotated[bool, typer.Option(help="Check for races, missing waits and uninitialised reads.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a kernel on the simulated GPU and print what it did."""
+    if target.endswith(".ptx"):
+        text = Path(target).read_text("utf-8")
+        result = simulate_ptx(text, kernel, grid, block, shared_bytes, arg or [], arch=arch, check_hazards=hazards)
+    else:
+        config = parse_kernel_name_into_config(target)
+        result = simulate_config(config, rows=rows, heads=heads, arch=arch, check_hazards=hazards)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print(result.report())
 
 
 @dataclass(frozen=True)

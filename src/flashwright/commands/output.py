@@ -1,0 +1,24 @@
+"""What the commands share in how they print: tables on a terminal, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+FILE_COLUMNS = 200
+"""Width of tables that do not go to a terminal."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def table_console() -> Console:
+    """The terminal, or a wide page where standard output is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_COLUMNS)
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False))
