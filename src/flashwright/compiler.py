@@ -11,15 +11,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from flashwright.architectures import parse_arch
-from flashwright.kernel_configs import FlashForwardKernelConfig
-from flashwright.kernel_source import KernelSource, forward_kernel_source
+from flashwright.families import OLDEST, ForwardKernelConfig, family_of
+from flashwright.kernel_source import KernelSource
 from flashwright.occupancy import Occupancy, occupancy
 from flashwright.program_cache import CachedProgram, ProgramCache
 from flashwright.progress import progress_bar
-from flashwright.tile_shapes import ForwardKernelTileShapes
 from flashwright.variant import PLAIN, AttentionVariant
 
 __all__ = [
@@ -34,6 +33,9 @@ __all__ = [
 ]
 
 COMPILE_OPTIONS = ("--std=c++20", "--generate-line-info", "--ptxas-options=-v")
+
+
+ConfigT = TypeVar("ConfigT", bound=ForwardKernelConfig)
 
 
 class CompileError(RuntimeError):
@@ -62,10 +64,10 @@ class CompiledProgram:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Generic[ConfigT]):
     """A forward kernel, compiled for one architecture."""
 
-    config: FlashForwardKernelConfig
+    config: ConfigT
     variant: AttentionVariant
     program: CompiledProgram
     shared_bytes: int
@@ -104,19 +106,22 @@ class Kernel:
 
 
 def compile_kernel(
-    config: FlashForwardKernelConfig,
-    arch: str = "sm_80",
+    config: ConfigT,
+    arch: str = OLDEST,
     variant: AttentionVariant = PLAIN,
     *,
     cache: ProgramCache | None = None,
-) -> Kernel:
-    """The forward kernel of a config; raises `ValueError` for an invalid config, `CompileError` for broken code."""
-    source = forward_kernel_source(config, variant)
-    shapes = ForwardKernelTileShapes(config)
+) -> Kernel[ConfigT]:
+    """The forward kernel of a config, by default for the oldest architecture that runs it.
+
+    Raises `ValueError` for an invalid config, `CompileError` for broken code."""
+    family = family_of(config)
+    source = family.source(config, variant)
+    shapes = family.shapes(config)
     return Kernel(
         config=config,
         variant=variant,
-        program=compile_source(source, arch, cache=cache),
+        program=compile_source(source, family.target(arch), cache=cache),
         shared_bytes=shapes.shared_bytes,
         threads=shapes.threads,
         source=source.flattened(),
@@ -124,13 +129,13 @@ def compile_kernel(
 
 
 def compile_many(
-    configs: Sequence[FlashForwardKernelConfig],
-    arch: str = "sm_80",
+    configs: Sequence[ConfigT],
+    arch: str = OLDEST,
     variant: AttentionVariant = PLAIN,
     *,
     cache: ProgramCache | None = None,
     progress: bool = True,
-) -> list[Kernel]:
+) -> list[Kernel[ConfigT]]:
     """The kernels of many configs, in their order, compiled on all cores with a progress bar."""
     shared_cache = cache or ProgramCache()
     workers = min(len(configs), os.cpu_count() or 1) or 1

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flashwright.compiler import Kernel, compile_kernel
-from flashwright.kernel_configs import DType, FlashForwardKernelConfig
+from flashwright.families import ForwardKernelConfig, family_of
+from flashwright.kernel_configs import DType
 from flashwright.launch_arguments import (
     DeviceTensor,
     ForwardArguments,
     ForwardLaunch,
     PackedSequences,
-    forward_launch,
 )
-from flashwright.tile_shapes import VECTOR_BYTES, ForwardKernelTileShapes
+from flashwright.numpy_dtypes import NUMPY_DTYPES
+from flashwright.tensor_map import Swizzle, TensorMap
+from flashwright.tile_shapes import VECTOR_BYTES
 from flashwright.variant import AttentionVariant, Window
 
 if TYPE_CHECKING:
@@ -40,7 +44,7 @@ class ForwardPlan:
 
         self._kernel = kernel
         self._grid = launch.grid
-        self._words = array("Q", bytes(launch.arguments))  # the struct as 8-byte words: cheap to copy and fill in
+        self._parameters = PackedParameters(launch)
         self._returns_lse = launch.variant.returns_lse
         self._device_index = device_index
         self._torch = torch
@@ -56,36 +60,107 @@ class ForwardPlan:
         """Queues the launch on the current stream; returns the output and, if it is computed, the log-sum-exp."""
         torch = self._torch
         o = torch.empty_like(q) if out is None else out
-        words = self._words[:]
-        words[_Q_WORD] = q_address = q.data_ptr()
-        words[_K_WORD] = k_address = k.data_ptr()
-        words[_V_WORD] = v_address = v.data_ptr()
-        words[_O_WORD] = o_address = o.data_ptr()
+        parameters = self._parameters
+        words = parameters.words[:]
+        words[parameters.q] = q_address = q.data_ptr()
+        words[parameters.k] = k_address = k.data_ptr()
+        words[parameters.v] = v_address = v.data_ptr()
+        words[parameters.o] = o_address = o.data_ptr()
         if (q_address | k_address | v_address | o_address) % VECTOR_BYTES:
             raise ValueError(f"q, k, v and out must begin at multiples of {VECTOR_BYTES} bytes")
         lse = None
         if self._returns_lse:
             lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-            words[_LSE_WORD] = lse.data_ptr()
+            words[parameters.lse] = lse.data_ptr()
         if starts is not None:
-            words[_Q_STARTS_WORD], words[_KV_STARTS_WORD] = starts[0].data_ptr(), starts[1].data_ptr()
+            words[parameters.q_starts], words[parameters.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
         index = self._device_index
         # What torch.cuda.current_stream(index).cuda_stream gives, without building the Stream object.
         stream = torch._C._cuda_getCurrentRawStream(index)
+        addresses = parameters.addresses(words)
         if index == torch.cuda.current_device():
-            self._kernel.launch(self._grid, words.buffer_info()[0], stream)
+            self._kernel.launch(self._grid, addresses, stream)
         else:
             with torch.cuda.device(index):
-                self._kernel.launch(self._grid, words.buffer_info()[0], stream)
+                self._kernel.launch(self._grid, addresses, stream)
         return o, lse
 
 
-def _word(field: str) -> int:
-    return int(getattr(ForwardArguments, field).offset) // 8
+class PackedParameters:
+    """A launch's parameters one after the other in 8-byte words, cheap to copy, and where tensors' addresses go."""
+
+    def __init__(self, launch: ForwardLaunch) -> None:
+        self.words = array("Q")
+        self._offsets: list[int] = []
+        first_words: list[int] = []
+        for parameter in launch.parameters:
+            first_words.append(len(self.words))
+            self._offsets.append(len(self.words) * self.words.itemsize)
+            self.words.frombytes(_parameter_bytes(parameter))
+        maps = len(launch.tensor_maps)
+        arguments = first_words[maps]
+        self.q, self.k, self.v, self.o, self.lse, self.q_starts, self.kv_starts = (
+            arguments + getattr(ForwardArguments, name).offset // self.words.itemsize
+            for name in ("Q", "K", "V", "O", "lse", "q_starts", "kv_starts")
+        )
+        if launch.tensor_maps:  # the kernel finds its inputs by their tensor maps instead
+            self.q, self.k, self.v = (
+                first_word + _address_word(self.words, first_word, tensor_map)
+                for first_word, tensor_map in zip(first_words, launch.tensor_maps, strict=False)
+            )
+
+    def addresses(self, words: array[int]) -> array[int]:
+        """Where a copy of the words holds each parameter."""
+        base = words.buffer_info()[0]
+        return array("Q", [base + offset for offset in self._offsets])
 
 
-_Q_WORD, _K_WORD, _V_WORD, _O_WORD = map(_word, "QKVO")
-_LSE_WORD, _Q_STARTS_WORD, _KV_STARTS_WORD = map(_word, ("lse", "q_starts", "kv_starts"))
+def _parameter_bytes(parameter: TensorMap | ctypes.Structure) -> bytes:
+    """Padded to whole words; the driver copies only what the kernel declares."""
+    data = encoded_tensor_map(parameter) if isinstance(parameter, TensorMap) else bytes(parameter)
+    return data + bytes(-len(data) % 8)
+
+
+def _address_word(words: array[int], first: int, tensor_map: TensorMap) -> int:
+    """Which word of an encoded tensor map is the address. Found by encoding the same map for another address, since the
+    encoding is the driver's secret; making it anew for every launch would take longer than the launch."""
+    moved = array("Q", encoded_tensor_map(replace(tensor_map, address=tensor_map.address ^ (1 << 20))))
+    places = [i for i, word in enumerate(moved) if word != words[first + i]]
+    if len(places) != 1 or words[first + places[0]] != tensor_map.address:
+        raise GPUError("this driver encodes tensor maps in a way that is not known; use an Ampere-family config")
+    return places[0]
+
+
+def encoded_tensor_map(tensor_map: TensorMap) -> bytes:
+    """The 128 bytes that the copy engine reads (CUDA Driver API: cuTensorMapEncodeTiled)."""
+    from cuda.bindings import driver
+
+    swizzle = {
+        Swizzle.NONE: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+        Swizzle.B32: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
+        Swizzle.B64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle.B128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+    }[tensor_map.swizzle]
+    dtype = {
+        NUMPY_DTYPES[DType.FP16]: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        NUMPY_DTYPES[DType.BF16]: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    }[tensor_map.dtype]
+    encoded = _driver_checked(
+        driver.cuTensorMapEncodeTiled(
+            dtype,
+            tensor_map.rank,
+            tensor_map.address,
+            [driver.cuuint64_t(size) for size in tensor_map.shape],
+            [driver.cuuint64_t(stride) for stride in tensor_map.strides],
+            [driver.cuuint32_t(size) for size in tensor_map.box],
+            [driver.cuuint32_t(stride) for stride in tensor_map.element_strides],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)
 
 
 class PlanCache(dict[tuple[Any, ...], ForwardPlan]):
@@ -104,7 +179,7 @@ _plans = PlanCache()
 
 
 def run_on_gpu(
-    config: FlashForwardKernelConfig,
+    config: ForwardKernelConfig,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -143,7 +218,7 @@ def run_on_gpu(
 
 
 def make_plan(
-    config: FlashForwardKernelConfig,
+    config: ForwardKernelConfig,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -164,7 +239,8 @@ def make_plan(
     packed = None
     if starts is not None:
         packed = PackedSequences(len(starts[0]) - 1, starts[0].data_ptr(), starts[1].data_ptr(), *max_lengths)
-    launch = forward_launch(
+    index = q.device.index
+    launch = family_of(config).launch(
         config,
         *(device_tensor(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v), ("out", o))),
         lse_address=int(return_lse),  # any address: the real one is filled in at every run
@@ -172,8 +248,8 @@ def make_plan(
         window=window,
         softcap=softcap,
         packed=packed,
+        multiprocessors=torch.cuda.get_device_properties(index).multi_processor_count,
     )
-    index = q.device.index
     return ForwardPlan(loaded_kernel(config, launch.variant, index), launch, index)
 
 
@@ -229,9 +305,8 @@ class LoadedKernel:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _driver_checked(driver.cuKernelSetAttribute(attribute, kernel.shared_bytes, handle, device))
 
-    def launch(self, grid: tuple[int, int, int], arguments_address: int, stream: int) -> None:
-        """Queues one launch with the struct at an address; it is copied before this returns."""
-        parameters = array("Q", (arguments_address,))
+    def launch(self, grid: tuple[int, int, int], parameters: array[int], stream: int) -> None:
+        """Queues one launch with the parameters at these addresses; they are copied before this returns."""
         (status,) = self._launch(
             self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters.buffer_info()[0], 0
         )
@@ -240,7 +315,7 @@ class LoadedKernel:
 
 
 @cache
-def loaded_kernel(config: FlashForwardKernelConfig, variant: AttentionVariant, device_index: int) -> LoadedKernel:
+def loaded_kernel(config: ForwardKernelConfig, variant: AttentionVariant, device_index: int) -> LoadedKernel:
     """The kernel of a config on a GPU, compiled and loaded on first use."""
     import torch
 
@@ -250,7 +325,7 @@ def loaded_kernel(config: FlashForwardKernelConfig, variant: AttentionVariant, d
         raise GPUError(
             f"{properties.name} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or later"
         )
-    shared_bytes, most = ForwardKernelTileShapes(config).shared_bytes, properties.shared_memory_per_block_optin
+    shared_bytes, most = family_of(config).shapes(config).shared_bytes, properties.shared_memory_per_block_optin
     if shared_bytes > most:
         raise GPUError(
             f"{config} needs {shared_bytes} bytes of shared memory per block; {properties.name} has {most}. "

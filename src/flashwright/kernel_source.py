@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
+from typing import Any, ClassVar, Protocol
 
 from flashwright.kernel_configs import DType, FlashForwardKernelConfig
 from flashwright.tile_shapes import MMA_ROWS, VECTOR_BYTES, ForwardKernelTileShapes
@@ -54,7 +55,10 @@ def forward_kernel_source(config: FlashForwardKernelConfig, variant: AttentionVa
     shapes = ForwardKernelTileShapes(config)
     return KernelSource(
         text=f'#include "{SPECIALISATION_HEADER}"\n#include "ampere_forward.cuh"\n',
-        headers=((SPECIALISATION_HEADER, _specialisation(config, shapes, variant)), *device_headers()),
+        headers=(
+            (SPECIALISATION_HEADER, specialisation(config, _constants(config, shapes, variant))),
+            *device_headers(),
+        ),
         name_expression=config.kernel_name(),
         file_name="flash_forward.cu",
         # At -O3 the assembler orders shared-memory loads and products its own way, whatever the order in the PTX,
@@ -72,15 +76,13 @@ def device_headers() -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, path.read_text("utf-8")) for name, path in found if name.endswith(".cuh")))
 
 
-def _specialisation(
+def _constants(
     config: FlashForwardKernelConfig, shapes: ForwardKernelTileShapes, variant: AttentionVariant
-) -> str:
-    config_constants = {field.name: getattr(config, field.name) for field in fields(config)}
+) -> dict[str, dict[str, Constant]]:
     layout = shapes.shared_layout
-    namespaces: dict[str, dict[str, Constant]] = {
-        "cfg": config_constants,
-        "variant": {field.name: getattr(variant, field.name) for field in fields(variant)}
-        | {"pads_columns": variant.pads_columns},
+    return {
+        "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
+        "variant": variant_constants(variant),
         "layout": {
             "row_bytes": layout.row_bytes,
             "panel_vectors": layout.row_bytes // VECTOR_BYTES,
@@ -111,7 +113,23 @@ def _specialisation(
             "KV_stage_bytes": shapes.KV_stage_bytes,
         },
     }
-    members = " ".join(f"{_cpp_type(value)} {name};" for name, value in config_constants.items())
+
+
+def variant_constants(variant: AttentionVariant) -> dict[str, Constant]:
+    return {field.name: getattr(variant, field.name) for field in fields(variant)} | {
+        "pads_columns": variant.pads_columns
+    }
+
+
+class Config(Protocol):
+    """A family's config: a dataclass of constants."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+def specialisation(config: Config, namespaces: dict[str, dict[str, Constant]]) -> str:
+    """The generated header: the config's type, for the kernel's name, and what device code reads, by namespace."""
+    members = " ".join(f"{_cpp_type(getattr(config, field.name))} {field.name};" for field in fields(config))
     lines = [
         f"// Generated for {config}",
         "#pragma once",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from flashwright.kernel_configs import DType, FlashForwardKernelConfig
+from flashwright.tensor_map import TensorMap
 from flashwright.tile_shapes import ELEMENT_BYTES, VECTOR_BYTES
 from flashwright.variant import FULL, AttentionVariant, Window
 
@@ -81,10 +83,31 @@ class ForwardLaunch:
     variant: AttentionVariant
     grid: tuple[int, int, int]
     arguments: ForwardArguments
+    tensor_maps: tuple[TensorMap, ...] = ()
+    """Of q, k and v, for kernels that copy by them."""
+    schedule: ctypes.Structure | None = None
+
+    @property
+    def parameters(self) -> tuple[TensorMap | ctypes.Structure, ...]:
+        """What the kernel takes, in order."""
+        return (*self.tensor_maps, self.arguments, *(() if self.schedule is None else (self.schedule,)))
+
+
+class Blocking(Protocol):
+    """What a launch depends on of a config of any family."""
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def d_head(self) -> int: ...
+    @property
+    def B_r(self) -> int: ...
+    @property
+    def B_c(self) -> int: ...
 
 
 def forward_launch(
-    config: FlashForwardKernelConfig,
+    config: Blocking,
     q: DeviceTensor,
     k: DeviceTensor,
     v: DeviceTensor,
@@ -99,7 +122,9 @@ def forward_launch(
     """How to compute `o` (and the log-sum-exp at `lse_address`, unless 0) from inputs that are checked here."""
     check_inputs(config, q, k, v, packed)
     for tensor in (q, k, v, o):
-        check_layout(config, tensor)
+        check_layout(tensor)
+        if isinstance(config, FlashForwardKernelConfig):
+            _check_row_stride(config, tensor)
     batch, q_heads, q_rows, head_dim = q.shape
     kv_heads, kv_rows = k.shape[1:3]
     softmax_scale, capping_scale = _scales(scale, softcap, head_dim)
@@ -158,7 +183,7 @@ def _masks_right(window: Window, q_length: int, kv_length: int, packed: PackedSe
 
 
 def check_inputs(
-    config: FlashForwardKernelConfig,
+    config: Blocking,
     q: DeviceTensor,
     k: DeviceTensor,
     v: DeviceTensor,
@@ -203,10 +228,13 @@ def check_inputs(
             raise ValueError(f"{name}: {count} is more than a launch can have ({MAX_GRID_YZ})")
 
 
-def check_layout(config: FlashForwardKernelConfig, tensor: DeviceTensor) -> None:
+def check_layout(tensor: DeviceTensor) -> None:
     """Raises `ValueError` for a tensor whose rows the kernel cannot move in 16-byte vectors."""
     if (problem := layout_problem(tensor)) is not None:
         raise ValueError(f"{tensor.name}: {problem}")
+
+
+def _check_row_stride(config: FlashForwardKernelConfig, tensor: DeviceTensor) -> None:
     if config.static_row_stride and tensor.shape[2] > 1 and tensor.strides[2] != config.static_row_stride:
         raise ValueError(
             f"{tensor.name}: the row stride is {tensor.strides[2]} elements, but the kernel was specialised for "

@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from flashwright.families import ForwardKernelConfig
 from flashwright.gpu import GPUError, run_on_gpu
-from flashwright.kernel_configs import DType, FlashForwardKernelConfig
-from flashwright.simulation import NUMPY_DTYPES, simulate_forward
+from flashwright.kernel_configs import DType
+from flashwright.numpy_dtypes import NUMPY_DTYPES
+from flashwright.simulation import simulate_forward
 from flashwright.variant import FULL, Window
 
 __all__ = ["GPUError", "run_forward"]
 
 
 def run_forward(
-    config: FlashForwardKernelConfig,
+    config: ForwardKernelConfig,
     q: Any,
     k: Any,
     v: Any,
@@ -84,7 +86,7 @@ def _packed(
 
 
 def _run_on_simulator(
-    config: FlashForwardKernelConfig,
+    config: ForwardKernelConfig,
     q: Any,
     k: Any,
     v: Any,

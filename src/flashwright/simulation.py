@@ -6,21 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from flashwright.compiler import compile_kernel
-from flashwright.kernel_configs import DType, FlashForwardKernelConfig
-from flashwright.launch_arguments import DeviceTensor, PackedSequences, forward_launch
+from flashwright.families import OLDEST, ForwardKernelConfig, family_of
+from flashwright.launch_arguments import DeviceTensor, PackedSequences
+from flashwright.numpy_dtypes import NUMPY_DTYPES
+from flashwright.tensor_map import TensorMap
 from flashwright.variant import FULL, Window
 
 if TYPE_CHECKING:
     from flashwright.simulator import Run, SimulatedGPU
-
-NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
-    DType.FP16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-}
+SIMULATED_MULTIPROCESSORS = 4
+"""Few, so that the thread blocks of a persistent kernel have several tiles each even of a small problem."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class ForwardSimulation:
 
 
 def simulate_forward(
-    config: FlashForwardKernelConfig,
+    config: ForwardKernelConfig,
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
@@ -44,23 +42,31 @@ def simulate_forward(
     return_lse: bool = False,
     starts: tuple[np.ndarray, np.ndarray] | None = None,
     max_lengths: tuple[int, int] = (0, 0),
-    arch: str = "sm_80",
+    arch: str = OLDEST,
     check_hazards: bool = True,
     **launch_options: Any,
 ) -> ForwardSimulation:
     """What `run_forward` computes, of (batch, heads, rows, head_dim) arrays. `starts` are cu_seqlens of q and k."""
     from flashwright.simulator import SimulatedGPU
 
+    arch = family_of(config).target(arch)
     gpu = SimulatedGPU(arch)
-    output = np.full_like(q, np.nan)  # what the kernel does not write stays visible
+    output = _nans_like(q)  # what the kernel does not write stays visible
     lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
     tensors = [_upload(gpu, name, array) for name, array in (("q", q), ("k", k), ("v", v), ("out", output))]
     lse_address = 0 if lse is None else gpu.to_device(lse)
     packed = None
     if starts is not None:
         packed = PackedSequences(len(starts[0]) - 1, gpu.to_device(starts[0]), gpu.to_device(starts[1]), *max_lengths)
-    launch = forward_launch(
-        config, *tensors, lse_address=lse_address, scale=scale, window=window, softcap=softcap, packed=packed
+    launch = family_of(config).launch(
+        config,
+        *tensors,
+        multiprocessors=SIMULATED_MULTIPROCESSORS,
+        lse_address=lse_address,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        packed=packed,
     )
 
     kernel = compile_kernel(config, arch, launch.variant)
@@ -69,7 +75,7 @@ def simulate_forward(
         grid=launch.grid,
         block=(kernel.threads, 1, 1),
         shared_bytes=kernel.shared_bytes,
-        args=[bytes(launch.arguments)],
+        args=[p if isinstance(p, TensorMap) else bytes(p) for p in launch.parameters],
         check_hazards=check_hazards,
         **launch_options,
     )
@@ -85,6 +91,14 @@ def _upload(gpu: SimulatedGPU, name: str, array: np.ndarray) -> DeviceTensor:
         raise ValueError(f"{name}: strides {array.strides} are negative; copy the array first")
     strides = tuple(stride // array.itemsize for stride in array.strides)
     return DeviceTensor(name, gpu.to_device(_memory_of(array)), dtypes[array.dtype], array.shape, strides)
+
+
+def _nans_like(array: np.ndarray) -> np.ndarray:
+    """NaNs with an array's strides, so that a kernel specialised for a row stride finds it in the output too."""
+    if 0 in array.strides:  # of a broadcast array; an output needs memory of its own for every element
+        return np.full_like(array, np.nan)
+    memory = np.full(_memory_of(array).shape, np.nan, array.dtype)
+    return np.lib.stride_tricks.as_strided(memory, array.shape, array.strides)
 
 
 def _memory_of(array: np.ndarray) -> np.ndarray:
@@ -131,7 +145,7 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def random_inputs(
-    config: FlashForwardKernelConfig, *, batch: int = 1, heads: int = 2, rows: int = 256, seed: int = 0
+    config: ForwardKernelConfig, *, batch: int = 1, heads: int = 2, rows: int = 256, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Standard normal q, k and v of a config's dtype and head dimension, laid out (batch, rows, heads, d_head)."""
     generator = np.random.default_rng(seed)

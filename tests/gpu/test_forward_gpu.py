@@ -246,9 +246,9 @@ def test_results_are_the_same_every_time(torch):
 
 def test_a_tensor_on_the_cpu_is_refused_by_name(torch):
     case = problem(TUNED.dtype, TUNED.d_head)
-    with pytest.raises(GPUError, match="k is on cpu, not on a GPU"):
+    with pytest.raises(ValueError, match="k is on cpu, q on cuda:0; all tensors must be on one GPU"):
         run_forward(TUNED, case.q, case.k.cpu(), case.v)
-    with pytest.raises(GPUError, match="out is on cpu, not on a GPU"):
+    with pytest.raises(ValueError, match="out is on cpu, q on cuda:0; all tensors must be on one GPU"):
         run_forward(TUNED, case.q, case.k, case.v, out=case.q.cpu())
 
 

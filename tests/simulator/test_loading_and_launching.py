@@ -17,9 +17,9 @@ EMPTY = HEADER + ".visible .entry k() { ret; }"
 @pytest.mark.parametrize(
     ("instruction", "reason"),
     [
-        ("wgmma.fence.sync.aligned;", "unknown instruction"),
+        ("tcgen05.fence::before_thread_sync;", "unknown instruction"),
         ("frobnicate.b32 %r1, %r2;", "unknown instruction"),
-        ("cp.async.bulk.commit_group;", "this form of cp"),
+        ("cp.reduce.async.bulk.commit_group;", "unknown instruction"),
         ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%r1}, {%r2}, {%r2}, {%r2};", "shape"),
         ("fma.rz.f64 %fd1, %fd1, %fd1, %fd1;", "fma.rz.f64"),
         ("add.u64 %rd1, %r1, %rd1;", "narrower"),

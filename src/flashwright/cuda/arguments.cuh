@@ -8,6 +8,11 @@ struct TensorView {
     int64 batch_stride, head_stride, row_stride;
 };
 
+// The first row of a (batch, head) pair.
+DEVICE char *head_start(const TensorView &tensor, int batch, int head) {
+    return tensor.data + 2 * (batch * tensor.batch_stride + head * tensor.head_stride);
+}
+
 struct ForwardArguments {
     TensorView Q, K, V, O;
     float *lse;

@@ -27,8 +27,3 @@ template <int rows> DEVICE uint32 block_offset(uint32 lane_offset, int block_row
 DEVICE int64 row_stride_bytes(const TensorView &tensor) {
     return 2 * (cfg::static_row_stride ? cfg::static_row_stride : tensor.row_stride);
 }
-
-// The first row of a (batch, head) pair.
-DEVICE char *head_start(const TensorView &tensor, int batch, int head) {
-    return tensor.data + 2 * (batch * tensor.batch_stride + head * tensor.head_stride);
-}

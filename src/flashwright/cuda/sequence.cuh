@@ -1,6 +1,6 @@
 // Which rows of which sequence a thread block computes, and which KV blocks it visits for them.
 #pragma once
-#include "layout.cuh"
+#include "arguments.cuh"
 
 struct Sequence {
     int q_length, kv_length;

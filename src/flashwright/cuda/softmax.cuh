@@ -14,6 +14,12 @@ constexpr float negative_infinity = __builtin_bit_cast(float, 0xff800000);
 // product of the same by the sum, but too coarse for a log-sum-exp that others will use.
 constexpr bool mma_row_sum = cfg::mma_row_sum && !variant::returns_lse;
 
+// What O has to be multiplied by since row maxima have grown; with lazy rescaling, in few steps.
+template <int row_tiles> struct Shrinkage {
+    bool needed;
+    float factor[row_tiles][2];
+};
+
 // Per row: the maximum score so far, and the sum of the exponentials relative to it. A thread has two rows of each
 // 16-row tile, as in an mma accumulator: row lane/4 ("half" 0) and row lane/4 + 8 ("half" 1).
 template <int row_tiles> struct OnlineSoftmax {
@@ -36,23 +42,41 @@ template <int row_tiles> struct OnlineSoftmax {
     template <bool first, int S_column_tiles, int O_column_tiles>
     DEVICE void step(float (&S)[row_tiles][S_column_tiles][4], float (&O)[row_tiles][O_column_tiles][4]) {
         float maximum[row_tiles][2];
-#pragma unroll
-        for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                maximum[m][half] = quad_max(scaled_maximum(S[m], half));
-                if constexpr (first)
-                    row_max[m][half] = maximum[m][half];
-            }
+        find_maxima<first>(S, maximum);
         if constexpr (!first) {
             if (!cfg::lazy_rescale || any_outgrown(maximum))
                 rescale(maximum, O);
         }
+        exponentiate(S);
+    }
+
+    // The same while O is still being computed: tells what to multiply it by when it is.
+    template <bool first, int S_column_tiles>
+    DEVICE Shrinkage<row_tiles> step(float (&S)[row_tiles][S_column_tiles][4]) {
+        float maximum[row_tiles][2];
+        find_maxima<first>(S, maximum);
+        Shrinkage<row_tiles> shrinkage{};
+        if constexpr (!first) {
+            shrinkage.needed = !cfg::lazy_rescale || any_outgrown(maximum);
+            if (shrinkage.needed)
 #pragma unroll
-        for (int m = 0; m < row_tiles; ++m)
+                for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                exponentiate(S[m], half, finite(row_max[m][half]), row_sum[m][2 * half]);
+                    for (int half = 0; half < 2; ++half)
+                        shrinkage.factor[m][half] = grow(m, half, maximum[m][half]);
+        }
+        exponentiate(S);
+        return shrinkage;
+    }
+
+    template <int O_column_tiles>
+    static DEVICE void apply(const Shrinkage<row_tiles> &shrinkage, float (&O)[row_tiles][O_column_tiles][4]) {
+        if (shrinkage.needed)
+#pragma unroll
+            for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    scale_row(O[m], half, shrinkage.factor[m][half]);
     }
 
     // Adds the rows of P to the sums on the tensor cores, as P times a matrix of ones.
@@ -116,12 +140,28 @@ template <int row_tiles> struct OnlineSoftmax {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
+            for (int half = 0; half < 2; ++half)
+                scale_row(O[m], half, grow(m, half, maximum[m][half]));
+    }
+
+    // Makes the row's sum relative to a maximum at least as large; returns the factor it took.
+    DEVICE float grow(int m, int half, float maximum) {
+        const float grown = fmaxf(maximum, row_max[m][half]);
+        const float shrink = exponential(row_max[m][half], finite(grown), finite(grown) * scale);
+        row_sum[m][2 * half] *= shrink;
+        row_max[m][half] = grown;
+        return shrink;
+    }
+
+    template <bool first, int column_tiles>
+    DEVICE void find_maxima(float (&S)[row_tiles][column_tiles][4], float (&maximum)[row_tiles][2]) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float grown = fmaxf(maximum[m][half], row_max[m][half]);
-                const float shrink = exponential(row_max[m][half], finite(grown), finite(grown) * scale);
-                row_sum[m][2 * half] *= shrink;
-                scale_row(O[m], half, shrink);
-                row_max[m][half] = grown;
+                maximum[m][half] = quad_max(scaled_maximum(S[m], half));
+                if constexpr (first)
+                    row_max[m][half] = maximum[m][half];
             }
     }
 
@@ -144,8 +184,16 @@ template <int row_tiles> struct OnlineSoftmax {
         return cfg::optimized_softmax ? exp2_approx(score * scale - maximum_times_scale) : expf(score - maximum);
     }
 
+    template <int column_tiles> DEVICE void exponentiate(float (&S)[row_tiles][column_tiles][4]) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                exponentiate_row(S[m], half, finite(row_max[m][half]), row_sum[m][2 * half]);
+    }
+
     template <int column_tiles>
-    DEVICE void exponentiate(float (&S)[column_tiles][4], int half, float maximum, float &sum) const {
+    DEVICE void exponentiate_row(float (&S)[column_tiles][4], int half, float maximum, float &sum) const {
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n) {
             float &left = S[n][2 * half], &right = S[n][2 * half + 1];

@@ -3,6 +3,7 @@
 
 using uint32 = unsigned int;
 using int64 = long long;
+using uint64 = unsigned long long;
 
 // Sixteen bytes: what one thread moves at a time between memories.
 struct alignas(16) Vector16B {

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flashwright.tensor_map import TensorMap
+
 from .program import Program, align_up
 from .ptx.syntax import Variable
+from .tensor_maps import TensorMaps
 
-Argument = int | bytes | bytearray | np.generic | np.ndarray
+Argument = int | bytes | bytearray | np.generic | np.ndarray | TensorMap
 
 
-def pack_arguments(program: Program, arguments: Sequence[Argument]) -> bytes:
+def pack_arguments(program: Program, arguments: Sequence[Argument], tensor_maps: TensorMaps) -> bytes:
     """The bytes a launch would put in the parameter bank; ValueError says which argument does not fit."""
     declared = program.parameters
     if len(arguments) != len(declared):
@@ -22,7 +25,7 @@ def pack_arguments(program: Program, arguments: Sequence[Argument]) -> bytes:
         )
     packed = bytearray()
     for index, (variable, argument) in enumerate(zip(declared, arguments, strict=True)):
-        data = _bytes_of(argument, variable)
+        data = tensor_maps.encode(argument) if isinstance(argument, TensorMap) else _bytes_of(argument, variable)
         if len(data) != variable.size:
             raise ValueError(
                 f"argument {index} of kernel {program.name}: {_describe(variable)} was declared, "
@@ -42,7 +45,7 @@ def _bytes_of(argument: Argument, variable: Variable) -> bytes:
         return (argument & (2**64 - 1)).to_bytes(8, "little")
     raise ValueError(
         f"cannot pass {type(argument).__name__} for {_describe(variable)}: use int for addresses, "
-        "NumPy scalars for numbers, bytes for structures"
+        "NumPy scalars for numbers, bytes for structures, TensorMap for tensor maps"
     )
 
 

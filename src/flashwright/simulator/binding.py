@@ -62,6 +62,9 @@ class Binder:
         self.call_end = call_end
         self.pc = pc
         self.shared_widths: set[int] = set()
+        self.touched: set[int] = set()  # slots that the instruction reads or writes
+        self.wgmma_registers: set[int] = set()  # slots that stay in use after it, until a wgmma.wait_group
+        self.rename: tuple[int | None, int] | None = None  # slots of a 32-bit mov; None as source: a constant
 
     # Sources -----------------------------------------------------------------------------------------
 
@@ -91,6 +94,7 @@ class Binder:
 
     def _register_source(self, operand: Register, ptx_type: PtxType) -> Getter:
         slot = self.slot_of(operand.name)
+        self.touched.add(slot.index)
         index, dtype = slot.index, ptx_type.dtype
         if slot.type.bits == ptx_type.bits or ptx_type.kind == "pred":
             if (slot.type.kind == "pred") != (ptx_type.kind == "pred"):
@@ -162,6 +166,7 @@ class Binder:
         if not isinstance(operand, Register):
             raise Unsupported(f"operand {operand} as a destination")
         slot = self.slot_of(operand.name)
+        self.touched.add(slot.index)
         if (slot.type.kind == "pred") != (ptx_type.kind == "pred"):
             raise Unsupported(f"register {operand.name} has the wrong type")
         if slot.type.bits < ptx_type.bits:

@@ -27,6 +27,7 @@ class InstructionCounts:
     global_sectors_ideal: int = 0
     bytes_global_to_shared: int = 0
     bytes_global_to_registers: int = 0
+    bytes_shared_to_global: int = 0
     bytes_registers_to_global: int = 0
     bytes_shared_to_registers: int = 0
     bytes_registers_to_shared: int = 0
@@ -67,6 +68,8 @@ class Counters:
         self._memory: dict[int, InstructionCounts] = {}
         self._patterns: dict[int, AccessPatterns] = {}
         self.barriers = 0
+        self.mbarrier_phases = 0
+        self.mbarrier_blocked = 0
         self.max_async_groups_in_flight = 0
 
     def _at(self, pc: int) -> InstructionCounts:
@@ -83,6 +86,8 @@ class Counters:
 
     def count_shared(self, wave: Wave, addresses: np.ndarray, width: int) -> None:
         """Wavefronts of one shared-memory instruction of the active threads."""
+        if wave.trace is not None:
+            wave.trace.access(wave, "shared", addresses, width)
         cost = self._patterns_of(wave).shared(addresses, wave.lanes, width)
         counts = self._at(wave.pc)
         counts.shared_accesses += cost.requests
@@ -91,12 +96,22 @@ class Counters:
 
     def count_global(self, wave: Wave, addresses: np.ndarray, width: int, access: str) -> None:
         """Sectors and bytes of one global-memory instruction of the active threads."""
+        if wave.trace is not None:
+            wave.trace.access(wave, "global", addresses, width)
         cost = self._patterns_of(wave).global_(addresses, wave.lanes, width)
         counts = self._at(wave.pc)
         counts.global_requests += cost.requests
         counts.global_sectors += cost.sectors
         counts.global_sectors_ideal += cost.ideal
         self.count_bytes(wave, "global", access, addresses.size * width)
+
+    def count_bulk(self, wave: Wave, field: str, amount: int, sectors: int, ideal: int) -> None:
+        """One bulk copy: its bytes in bounds, and the sectors of global memory they lie in."""
+        counts = self._at(wave.pc)
+        counts.global_requests += 1
+        counts.global_sectors += sectors
+        counts.global_sectors_ideal += ideal
+        setattr(counts, field, getattr(counts, field) + amount)
 
     def count_bytes(self, wave: Wave, space: str, access: str, amount: int) -> None:
         names = _BYTE_FIELDS.get((space, access))

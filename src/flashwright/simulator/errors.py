@@ -11,6 +11,12 @@ ErrorKind = Literal[
     "uninitialised-shared",
     "async-copy",
     "race",
+    "proxy-fence",
+    "wgmma",
+    "descriptor",
+    "tensor-map",
+    "mbarrier",
+    "registers",
     "barrier",
     "deadlock",
     "shared-size",
@@ -21,9 +27,12 @@ ErrorKind = Literal[
 
 @dataclass(frozen=True)
 class OtherParty:
-    """The second thread of a hazard: who touched the memory before, and where in the program."""
+    """The second party of a hazard: who touched the memory before, and where in the program.
 
-    warp: int
+    ``warp`` is None for a bulk copy, which belongs to no warp once it has been issued.
+    """
+
+    warp: int | None
     lane: int | None
     access: str
     ptx_line: int
@@ -31,9 +40,11 @@ class OtherParty:
     instruction: str
 
     def __str__(self) -> str:
-        lane = "several lanes" if self.lane is None else f"lane {self.lane}"
         source = f", source line {self.source_line}" if self.source_line else ""
         where = f"`{self.instruction}` (PTX line {self.ptx_line}{source})"
+        if self.warp is None:
+            return f"{self.access}: {where}"
+        lane = "several lanes" if self.lane is None else f"lane {self.lane}"
         return f"{self.access} by warp {self.warp}, {lane}: {where}"
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from .architecture import architecture
 from .memory.global_memory import GlobalMemory
 from .module import Module
+from .tensor_maps import TensorMaps
 
 
 class SimulatedGPU:
@@ -21,6 +22,7 @@ class SimulatedGPU:
     def __init__(self, arch: str = "sm_80") -> None:
         self.architecture = architecture(arch)
         self.memory = GlobalMemory()
+        self.tensor_maps = TensorMaps()
         self._arrays: dict[int, tuple[np.dtype, tuple[int, ...]]] = {}
 
     def to_device(self, array: np.ndarray) -> int:

@@ -5,10 +5,13 @@ its block (a vector clock, joined at barriers). Each *granule* of shared memory 
 kernel) remembers its last writer and, per warp, its last reader. Two accesses conflict when one is a write,
 their threads differ, and the earlier one's stamp is not below what the later one's warp has seen.
 
+What a warp starts and does not wait for (bulk copies, wgmma) accesses memory as a *party* of its own, with its own
+column in the vector clocks (see `parties`); `async_hazards` checks those accesses.
+
 A record of an access is one 64-bit number, so that one comparison decides:
 
-    bit  62      61 … 32    31 … 13   12       11      10 … 6   5         4 … 0
-        pending  stamp      pc        atomic   async   warp     several   lane
+    bit  62      61 … 36    35 … 17   16       15      14 … 6   5         4 … 0
+        pending  stamp      pc        atomic   async   party    several   lane
 """
 
 from __future__ import annotations
@@ -20,35 +23,41 @@ import numpy as np
 
 from .architecture import WARP_SIZE
 from .errors import ErrorKind, OtherParty
+from .parties import Parties
 
 if TYPE_CHECKING:
     from .wave import Wave
 
 _SEVERAL = np.int64(1 << 5)
-_ASYNC = np.int64(1 << 11)
-_ATOMIC = np.int64(1 << 12)
-_PC_SHIFT = 13
+PARTY_SHIFT, PARTY_MASK = 6, np.int64((1 << 9) - 1)
+_ASYNC = np.int64(1 << 15)
+_ATOMIC = np.int64(1 << 16)
+_PC_SHIFT = 17
 _PC_MASK = (1 << 19) - 1
-_STAMP_SHIFT = 32
+_STAMP_SHIFT = 36
 _PENDING = np.int64(1 << 62)
-_THREAD_MASK = np.int64((1 << 11) - 1)
-_WARP_SHIFT, _WARP_MASK = 6, np.int64(31)
+THREAD_MASK = np.int64((1 << 15) - 1)
+TICK = np.int64(1 << _STAMP_SHIFT)
 
 
 class WarpClocks:
-    """``seen[w, u]``: warp ``w`` is ordered after the accesses of its block's warp ``u`` with smaller stamps.
+    """``seen[w, u]``: warp ``w`` is ordered after the accesses of its block's party ``u`` with smaller stamps.
 
     ``seen[w, w]`` is the stamp of w's own accesses; it advances at each synchronisation. Values are kept
     shifted to the stamp's place in a record. Clocks are per warp: a barrier that only some lanes pass counts
     for all.
     """
 
-    def __init__(self, warps: int, warps_per_block: int) -> None:
+    def __init__(self, warps: int, warps_per_block: int, parties: Parties) -> None:
         self._per_block = warps_per_block
-        self._tick = np.int64(1 << _STAMP_SHIFT)
-        self.seen = np.full((warps, warps_per_block), self._tick)
+        self.parties = parties
+        self.seen = np.full((warps, parties.columns), TICK)
         self._own = np.arange(warps) % warps_per_block
         self._all = np.arange(warps)
+
+    @property
+    def columns(self) -> int:
+        return int(self.seen.shape[1])
 
     def own(self) -> np.ndarray:
         """The current stamp of every warp."""
@@ -57,22 +66,46 @@ class WarpClocks:
     def advance(self, warps: np.ndarray | slice) -> None:
         """Warp-level synchronisation: later accesses of these warps are ordered after their earlier ones."""
         index: np.ndarray = self._all[warps]
-        self.seen[index, self._own[index]] += self._tick
+        self.seen[index, self._own[index]] += TICK
+
+    def fence_proxy(self, warps: np.ndarray | slice) -> None:
+        """Asynchronous parties ordered after this will see what these warps wrote before it."""
+        index: np.ndarray = self._all[warps]
+        self.advance(index)
+        self.seen[index, self.parties.fences + self._own[index]] = self.seen[index, self._own[index]]
 
     def publish(self, warp: int) -> np.ndarray:
         """The warp arrives somewhere: what it has seen and done so far, to be handed over by `join`."""
-        self.seen[warp, self._own[warp]] += self._tick
+        self.seen[warp, self._own[warp]] += TICK
         return self.seen[warp].copy()
 
     def join(self, published: list[np.ndarray], receivers: list[int]) -> None:
         """The receivers have now seen all that was published."""
-        self.seen[receivers] = np.maximum(self.seen[receivers], np.max(published, axis=0))
+        self.seen[receivers] = np.maximum(self.seen[receivers], self.latest(published))
+
+    def latest(self, published: list[np.ndarray]) -> np.ndarray:
+        """All that was published, as one clock."""
+        widest = [
+            clock if clock.size == self.columns else np.pad(clock, (0, self.columns - clock.size))
+            for clock in published
+        ]
+        return widest[0] if len(widest) == 1 else np.max(widest, axis=0)
+
+    def see(self, warps: np.ndarray | list[int], column: int, stamp: np.int64) -> None:
+        """These warps have waited for a party: they have seen all that it did before ``stamp``."""
+        self.seen[warps, column] = np.maximum(self.seen[warps, column], stamp)
+
+    def add_columns(self, columns: int) -> None:
+        """Make room for at least this many parties."""
+        if columns > self.columns:
+            more = np.full((self._all.size, max(columns, 2 * self.columns) - self.columns), TICK)
+            self.seen = np.concatenate([self.seen, more], axis=1)
 
     def join_blocks(self, threads: np.ndarray | None) -> None:
         """A barrier among all these threads of each block; None: among all threads."""
-        by_block = self.seen.reshape(-1, self._per_block, self._per_block)
+        by_block = self.seen.reshape(-1, self._per_block, self.columns)
         if threads is None:
-            self.seen[self._all, self._own] += self._tick
+            self.seen[self._all, self._own] += TICK
             by_block[:] = by_block.max(axis=1, keepdims=True)
             return
         takes_part: np.ndarray = np.any(threads.reshape(-1, self._per_block, WARP_SIZE), axis=2)
@@ -106,12 +139,13 @@ class HazardTracker:
         self._wave = wave
         self._shift = granule.bit_length() - 1
         granules = wave.blocks * wave.shared.stride // granule
-        self._writes = np.zeros(granules, np.int64)
-        self._warps = wave.warps_per_block
-        self._reads = np.zeros(granules * self._warps, np.int64)
-        self.clocks = WarpClocks(wave.warps, wave.warps_per_block)
+        self.writes = np.zeros(granules, np.int64)
+        self.parties = Parties(wave.warps_per_block, wave.program.has_asynchronous_parties)
+        self._readers = self.parties.readers
+        self._reads = np.zeros(granules * self._readers, np.int64)
+        self.clocks = WarpClocks(wave.warps, wave.warps_per_block, self.parties)
         self._thread_warp = np.arange(wave.threads) // WARP_SIZE
-        self._thread_id = (wave.warp_in_block.astype(np.int64) << _WARP_SHIFT) | wave.lane
+        self.thread_id = (wave.warp_in_block.astype(np.int64) << PARTY_SHIFT) | wave.lane
 
     # Accesses ----------------------------------------------------------------------------------------
 
@@ -119,7 +153,7 @@ class HazardTracker:
         """Check an access of the active threads against those before it, and record it."""
         lanes = self._wave.lanes
         warp = self._thread_warp if lanes is None else self._thread_warp[lanes]
-        me = self._thread_id if lanes is None else self._thread_id[lanes]
+        me = self.thread_id if lanes is None else self.thread_id[lanes]
         parts = self._parts(access.width)
         granules = self._granules(access.flat, parts)
         if parts > 1:
@@ -135,15 +169,33 @@ class HazardTracker:
             record |= _ATOMIC
         elif access.kind == "async-copy":
             record |= _PENDING | _ASYNC | _SEVERAL
-        self._writes[granules] = record
+        self.writes[granules] = record
         if access.kind != "atomic":
             self._check_same_instruction(access, granules, record, parts)
 
     def arrived(self, threads: np.ndarray, flat: np.ndarray, width: int, pc: int) -> None:
         """Data of ``cp.async`` is there for the threads that waited; others need a barrier after this."""
         parts = self._parts(width)
-        record = self.clocks.own()[self._thread_warp[threads]] | self._thread_id[threads] | _ASYNC
-        self._writes[self._granules(flat, parts)] = np.repeat(record | self._pc_field(pc), parts)
+        record = self.clocks.own()[self._thread_warp[threads]] | self.thread_id[threads] | _ASYNC
+        self.writes[self._granules(flat, parts)] = np.repeat(record | self._pc_field(pc), parts)
+
+    # Accesses of asynchronous parties, in chunks -----------------------------------------------------
+
+    def granules_of_chunks(self, flat: np.ndarray, width: int) -> np.ndarray:
+        """[chunk, part]: the granules of chunks of ``width`` bytes."""
+        parts = self._parts(width)
+        return (flat >> self._shift)[:, None] + np.arange(parts)
+
+    def reads_of(self, granules: np.ndarray) -> np.ndarray:
+        """[granule, party]: the last reads."""
+        return self._reads.reshape(-1, self._readers).take(granules, axis=0)
+
+    def record_async_reads(self, granules: np.ndarray, columns: np.ndarray, stamps: np.ndarray) -> None:
+        record = stamps | (columns << PARTY_SHIFT) | _SEVERAL | self._pc_field(self._wave.pc)
+        self._reads[granules * self._readers + columns] = record
+
+    def record_async_write(self, granules: np.ndarray, column: int, stamp: np.int64) -> None:
+        self.writes[granules] = stamp | np.int64(column << PARTY_SHIFT) | _ASYNC | self._pc_field(self._wave.pc)
 
     def _parts(self, width: int) -> int:
         """Granules of an access."""
@@ -160,23 +212,23 @@ class HazardTracker:
         self, access: SharedAccess, granules: np.ndarray, warp: np.ndarray, me: np.ndarray, parts: int
     ) -> None:
         """Against the last write of each granule."""
-        written = self._writes[granules]
+        written = self.writes[granules]
         if access.kind == "load" and not written.all():
             position = int(np.flatnonzero(written == 0)[0]) // parts
             detail = f"shared load of {access.width} bytes that nobody wrote"
             self._wave.fault("uninitialised-shared", detail, position, int(access.addresses[position]))
-        writer_warp = (written >> _WARP_SHIFT) & _WARP_MASK
-        unordered = written >= self.clocks.seen.ravel()[warp * self._warps + writer_warp]
+        writer = (written >> PARTY_SHIFT) & PARTY_MASK
+        unordered = written >= self.clocks.seen.ravel()[warp * self.clocks.columns + writer]
         if not unordered.any():
             return
-        unordered &= (written & _THREAD_MASK) != me
+        unordered &= (written & THREAD_MASK) != me
         if access.kind == "atomic":
             unordered &= (written & _ATOMIC) == 0
         for item in np.flatnonzero(unordered):
             record = int(written[item])
             if access.kind == "store" and not record & int(_PENDING) and self._is_unchanged(access, int(item), parts):
                 continue  # the same value again: harmless, and a common idiom for flags
-            kind, detail = _classify(record, access.kind)
+            kind, detail = self.classify_write(record, f"shared {access.kind}")
             self._fault(kind, detail, access, int(item) // parts, record, "write")
 
     def _is_unchanged(self, access: SharedAccess, item: int, parts: int) -> bool:
@@ -186,13 +238,13 @@ class HazardTracker:
         return self._wave.shared.store.bytes[start : start + len(value)].tobytes() == value
 
     def _record_read(self, granules: np.ndarray, me: np.ndarray, record: np.ndarray, own: np.ndarray) -> None:
-        index = granules * self._warps + (me >> _WARP_SHIFT)
+        index = granules * self._readers + (me >> PARTY_SHIFT)
         before = self._reads[index]
-        also_read = (before >= own) & ((before & _THREAD_MASK) != me)
+        also_read = (before >= own) & ((before & THREAD_MASK) != me)
         if also_read.any():  # another lane of the warp has read it since the warp last synchronised
             record = np.where(also_read, record | _SEVERAL, record)
         self._reads[index] = record
-        lost = ((self._reads[index] ^ record) & _THREAD_MASK) != 0
+        lost = ((self._reads[index] ^ record) & THREAD_MASK) != 0
         if lost.any():  # several lanes of a warp read it in this instruction
             self._reads[index[lost]] = record[lost] | _SEVERAL
 
@@ -200,20 +252,21 @@ class HazardTracker:
         self, access: SharedAccess, granules: np.ndarray, warp: np.ndarray, me: np.ndarray, parts: int
     ) -> None:
         """A write against the last reads of each granule, by all warps."""
-        readers = self._reads.reshape(-1, self._warps).take(granules, axis=0)
-        unordered = readers >= self.clocks.seen.take(warp, axis=0)
+        readers = self.reads_of(granules)
+        unordered = readers >= self.clocks.seen[:, : self._readers].take(warp, axis=0)
         if unordered.any():
-            unordered &= (readers & _THREAD_MASK) != me[:, None]
+            unordered &= (readers & THREAD_MASK) != me[:, None]
         if unordered.any():
             item, reader = (int(axis[0]) for axis in np.nonzero(unordered))
-            detail = f"shared {access.kind} while another thread may still read"
-            self._fault("race", detail, access, item // parts, int(readers[item, reader]), "read")
+            record = int(readers[item, reader])
+            detail = self.classify_read(record, f"shared {access.kind}")
+            self._fault("race", detail, access, item // parts, record, "read")
 
     def _check_same_instruction(
         self, access: SharedAccess, granules: np.ndarray, record: np.ndarray, parts: int
     ) -> None:
         """Two threads that store to one granule in the same instruction; equal values are accepted."""
-        stored = self._writes[granules]
+        stored = self.writes[granules]
         for item in np.flatnonzero(stored != record):
             winner = int(np.flatnonzero((record == stored[item]) & (granules == granules[item]))[0])
             if access.part_of_data(int(item), parts) == access.part_of_data(winner, parts):
@@ -223,30 +276,48 @@ class HazardTracker:
 
     # Reports -----------------------------------------------------------------------------------------
 
-    def _fault(
-        self, kind: ErrorKind, detail: str, access: SharedAccess, position: int, record: int, other_access: str
-    ) -> NoReturn:
+    def other_party(self, record: int, access: str) -> OtherParty:
+        """Who made a record, for a report."""
         item = self._wave.program.code[(record >> _PC_SHIFT) & _PC_MASK]
+        party = (record >> PARTY_SHIFT) & int(PARTY_MASK)
         is_copy = bool(record & int(_ASYNC))
         several = bool(record & int(_SEVERAL)) and not is_copy
-        other = OtherParty(
-            warp=(record >> _WARP_SHIFT) & int(_WARP_MASK),
-            lane=None if several else record & (WARP_SIZE - 1),
-            access="asynchronous copy" if is_copy else other_access,
+        warp: int | None = party
+        if party >= self.parties.warps:
+            warp, access = self.parties.warp_behind(party), self.parties.access_of(party)
+        elif is_copy:
+            access = "asynchronous copy"
+        return OtherParty(
+            warp=warp,
+            lane=None if several or warp is None else record & (WARP_SIZE - 1),
+            access=access,
             ptx_line=item.ptx_line,
             source_line=item.source.line if item.source else None,
             instruction=item.text,
         )
+
+    def _fault(
+        self, kind: ErrorKind, detail: str, access: SharedAccess, position: int, record: int, other_access: str
+    ) -> NoReturn:
+        other = self.other_party(record, other_access)
         self._wave.fault(kind, detail, position, int(access.addresses[position]), other)
 
+    def classify_write(self, record: int, access: str) -> tuple[ErrorKind, str]:
+        """The kind of a conflict of an access with an earlier write."""
+        if record & int(_PENDING):
+            return "async-copy", f"{access} while an asynchronous copy to it has not been waited for"
+        if (record >> PARTY_SHIFT) & int(PARTY_MASK) >= self.parties.readers:
+            return "async-copy", f"{access} while a bulk copy to it may be in flight: its mbarrier was not waited for"
+        if record & int(_ASYNC) and access == "shared load":
+            return (
+                "async-copy",
+                "shared load of data another thread copied asynchronously, without a barrier after its wait",
+            )
+        return "race", f"{access} not ordered after a write by another thread"
 
-def _classify(record: int, access: str) -> tuple[ErrorKind, str]:
-    """The kind of a conflict with an earlier write."""
-    if record & int(_PENDING):
-        return "async-copy", f"shared {access} while an asynchronous copy to it has not been waited for"
-    if record & int(_ASYNC) and access == "load":
-        return (
-            "async-copy",
-            "shared load of data another thread copied asynchronously, without a barrier after its wait",
-        )
-    return "race", f"shared {access} not ordered after a write by another thread"
+    def classify_read(self, record: int, access: str) -> str:
+        """What is wrong with a write while an earlier read may not have ended."""
+        party = (record >> PARTY_SHIFT) & int(PARTY_MASK)
+        if party < self.parties.warps:
+            return f"{access} while another thread may still read"
+        return f"{access} while a {self.parties.access_of(party)} that was not waited for may be in progress"

@@ -14,10 +14,12 @@ from .counters import Counters
 from .errors import SimulationError
 from .memory.thread_memory import ConstantMemory
 from .memory.windows import WINDOW_BASE
+from .parties import Parties
 from .program import Program, ProgramBuilder, align_up
 from .ptx.parser import parse
 from .ptx.syntax import ModuleSyntax
 from .run import Run
+from .trace import WarpTrace
 from .wave import Dim3, Launch, Wave
 
 if TYPE_CHECKING:
@@ -75,13 +77,16 @@ class Module:
         check_hazards: bool = True,
         trace_warp: tuple[int, int] | None = None,
         step_limit: int = _STEP_LIMIT,
+        registers: int | None = None,
     ) -> Run:
         """Execute a kernel to its end; returns its counters.
 
         ``shared_bytes`` is dynamic shared memory. ``trace_warp=(block, warp)`` records the instructions of
         one warp of one block (by linear index). Without ``check_hazards`` races, uninitialised shared memory
         and unfinished asynchronous copies go unnoticed; bounds and alignment are always checked. After
-        ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop.
+        ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop. ``registers`` is what
+        the kernel was compiled for, per thread: what ``setmaxnreg`` has to distribute (default: its ``.maxnreg``, or
+        unlimited).
         """
         program = self.program(kernel)
         grid3, block3 = _dim3("grid", grid), _dim3("block", block)
@@ -98,12 +103,14 @@ class Module:
             dynamic_shared_bytes=shared_bytes,
             global_memory=self._gpu.memory,
             constants=self._constants,
-            parameters=ConstantMemory("param", pack_arguments(program, args)),
+            parameters=ConstantMemory("param", pack_arguments(program, args, self._gpu.tensor_maps)),
             counters=Counters(program),
             check_hazards=check_hazards,
             step_limit=step_limit,
+            tensor_maps=self._gpu.tensor_maps,
+            registers=registers or program.limits.get("maxnreg", (None,))[0],
         )
-        trace: list[int] | None = None
+        trace: WarpTrace | None = None
         with np.errstate(all="ignore"):
             for first in range(0, blocks, per_wave):
                 count = min(per_wave, blocks - first)
@@ -129,6 +136,8 @@ class Module:
             allowed = int(np.prod(declared))
             if threads > allowed or (limit == "reqntid" and threads != allowed):
                 raise ValueError(f"kernel {program.name} was compiled for .{limit} {declared}, launched with {block}")
+        if np.prod(program.limits.get("reqnctapercluster", (1,))) > 1:
+            raise SimulationError("unsupported", "clusters of several thread blocks", kernel=program.name)
         available = self._gpu.architecture.shared_bytes_per_block
         if shared_bytes < 0 or program.shared_bytes(shared_bytes) > available:
             raise SimulationError(
@@ -142,7 +151,8 @@ class Module:
 def _blocks_per_wave(program: Program, threads: int, shared_bytes: int, check_hazards: bool) -> int:
     shared = program.shared_bytes(shared_bytes)
     if check_hazards:
-        shared += shared // program.shared_granule * 8 * (1 + threads // WARP_SIZE)
+        parties = Parties(threads // WARP_SIZE, program.has_asynchronous_parties)
+        shared += shared // program.shared_granule * 8 * (1 + parties.readers)
     return max(1, min(_THREADS_PER_WAVE // threads, _SHARED_BYTES_PER_WAVE // max(shared, 1)))
 
 

@@ -8,7 +8,7 @@ threads of a divergent call meet again right after it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,7 @@ from .ptx.syntax import (
     Variable,
 )
 from .ptx.types import TYPES
+from .register_watch import announcing, wgmma_registers
 from .registry import Operation, Unsupported, decode
 from .special_registers import SPECIAL_REGISTERS
 
@@ -59,11 +60,17 @@ class Program:
     dynamic_shared_offset: int = 0
     local_bytes: int = 0
     shared_granule: int = 16
+    wgmma_registers: tuple[int, ...] = ()
     limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def shared_bytes(self, dynamic: int) -> int:
         """Shared memory of a block that is launched with ``dynamic`` bytes."""
         return self.dynamic_shared_offset + dynamic if dynamic else self.static_shared_bytes
+
+    @cached_property
+    def has_asynchronous_parties(self) -> bool:
+        """Whether bulk copies or warpgroup products touch shared memory beside the threads."""
+        return any(item.opcode.startswith(("mbarrier.", "wgmma.", "cp.async.bulk.")) for item in self.code)
 
     @cached_property
     def steps(self) -> list[tuple[Callable[..., Any], int, bool, bool, int]]:
@@ -206,16 +213,28 @@ class ProgramBuilder:
 
     def _bind_all(self) -> None:
         self._place_dynamic_shared()
-        shared_widths: set[int] = set()
-        for pc, flat in enumerate(self.flat):
-            self.program.code.append(self._bind(pc, flat, shared_widths))
         # Running off the end of a kernel ends the thread.
         end = Instruction("exit", (), None, self.flat[-1].syntax.ptx_line if self.flat else 0, "exit", None)
         root = self.flat[0].instance if self.flat else _Instance(self.entry, "", {})
-        self.program.code.append(self._bind(len(self.flat), _Flat(end, root), shared_widths))
-        self.program.shared_granule = min(shared_widths, default=16)
+        binders = []
+        for pc, flat in enumerate([*self.flat, _Flat(end, root)]):
+            instruction, binder = self._bind(pc, flat)
+            self.program.code.append(instruction)
+            binders.append(binder)
+        self.program.shared_granule = min(set().union(*(binder.shared_widths for binder in binders)), default=16)
+        self._watch_wgmma_registers(binders)
 
-    def _bind(self, pc: int, flat: _Flat, shared_widths: set[int]) -> BoundInstruction:
+    def _watch_wgmma_registers(self, binders: list[Binder]) -> None:
+        """Ordinary instructions announce their accesses to registers that a wgmma may have in flight."""
+        slots = wgmma_registers(binders)
+        self.program.wgmma_registers = tuple(sorted(slots))
+        for pc, binder in enumerate(binders):
+            if slots & binder.touched and not binder.wgmma_registers:
+                item = self.program.code[pc]
+                operation = replace(item.operation, execute=announcing(item.operation.execute, binder, slots))
+                self.program.code[pc] = replace(item, operation=operation)
+
+    def _bind(self, pc: int, flat: _Flat) -> tuple[BoundInstruction, Binder]:
         syntax, instance = flat.syntax, flat.instance
         is_kernel_body = instance.function.is_entry
         binder = Binder(
@@ -232,8 +251,7 @@ class ProgramBuilder:
             guard = self._slot_resolver(instance)(syntax.guard.register.name).index if syntax.guard else -1
         except Unsupported as reason:
             raise self._unsupported(syntax, str(reason)) from None
-        shared_widths |= binder.shared_widths
-        return BoundInstruction(
+        instruction = BoundInstruction(
             operation,
             guard,
             bool(syntax.guard and syntax.guard.negated),
@@ -242,6 +260,7 @@ class ProgramBuilder:
             syntax.ptx_line,
             syntax.source,
         )
+        return instruction, binder
 
     def _slot_resolver(self, instance: _Instance) -> Callable[[str], Slot]:
         def slot_of(name: str) -> Slot:

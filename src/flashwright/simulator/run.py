@@ -10,6 +10,7 @@ from typing import Any
 from .counters import Counters, InstructionCounts
 from .program import BoundInstruction, Program
 from .ptx.syntax import SourceLocation
+from .trace import TraceEntry, WarpTrace
 
 
 @dataclass
@@ -18,6 +19,8 @@ class LaunchCounters(InstructionCounts):
 
     instructions: dict[str, int] = field(default_factory=dict)
     barriers: int = 0
+    mbarrier_phases: int = 0
+    mbarrier_blocked: int = 0
     max_async_groups_in_flight: int = 0
 
 
@@ -32,15 +35,6 @@ class CountedInstruction:
     counts: InstructionCounts
 
 
-@dataclass(frozen=True)
-class TraceEntry:
-    """One step of a traced warp."""
-
-    ptx_line: int
-    opcode: str
-    source_line: int | None
-
-
 class Run:
     """What `Module.launch` returns."""
 
@@ -51,7 +45,7 @@ class Run:
         block: tuple[int, int, int],
         shared_bytes: int,
         counters: Counters,
-        trace: list[int] | None,
+        trace: WarpTrace | None,
     ) -> None:
         self.kernel = program.name
         self.grid = grid
@@ -69,6 +63,8 @@ class Run:
             if executed:
                 totals.instructions[item.opcode] = totals.instructions.get(item.opcode, 0) + executed
         totals.barriers = counters.barriers
+        totals.mbarrier_phases = counters.mbarrier_phases
+        totals.mbarrier_blocked = counters.mbarrier_blocked
         totals.max_async_groups_in_flight = counters.max_async_groups_in_flight
         return totals
 
@@ -97,11 +93,7 @@ class Run:
     @property
     def trace(self) -> list[TraceEntry] | None:
         """The instructions of the traced warp in execution order; None unless ``trace_warp`` was given."""
-        if self._trace is None:
-            return None
-        end = len(self._code)
-        items = [self._code[pc] for pc in self._trace if pc < end]
-        return [TraceEntry(i.ptx_line, i.opcode, i.source.line if i.source else None) for i in items]
+        return None if self._trace is None else self._trace.entries(self._code)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""

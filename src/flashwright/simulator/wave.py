@@ -14,23 +14,32 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from .architecture import WARP_SIZE
+from .async_hazards import AsyncHazards
 from .errors import ErrorKind, OtherParty, SimulationError
 from .hazards import HazardTracker
 from .memory.shared_memory import SharedMemory
 from .memory.space import MemorySpace
 from .memory.thread_memory import ConstantMemory, LocalMemory
 from .ptx.types import RAW_DTYPES
+from .register_hazards import RegisterHazards
 from .scheduler import Scheduler
 from .special_registers import SPECIAL_REGISTERS
 from .sync.async_copies import AsyncCopies
 from .sync.blocker import Blocker
+from .sync.bulk_copies import BulkCopies
 from .sync.convergence import Convergence
+from .sync.mbarriers import Mbarriers
 from .sync.named_barriers import NamedBarriers
+from .sync.register_pool import RegisterPool
+from .sync.warpgroups import Warpgroups
+from .sync.wgmma_groups import WgmmaGroups
+from .trace import WarpTrace
 
 if TYPE_CHECKING:
     from .counters import Counters
     from .memory.global_memory import GlobalMemory
     from .program import Program
+    from .tensor_maps import TensorMaps
 
 Dim3 = tuple[int, int, int]
 
@@ -53,6 +62,8 @@ class Launch:
     counters: Counters
     check_hazards: bool
     step_limit: int
+    tensor_maps: TensorMaps
+    registers: int | None = None
 
 
 class Wave:
@@ -81,8 +92,26 @@ class Wave:
         self.convergence = Convergence(self)
         self.barriers = NamedBarriers(self)
         self.async_copies = AsyncCopies(self)
-        self.blockers: tuple[Blocker, ...] = (self.convergence, self.barriers)
+        self.mbarriers = Mbarriers(self)
+        self.bulk_copies = BulkCopies(self)
+        self.warpgroups = Warpgroups(self)
+        self.wgmma = WgmmaGroups(self)
+        self.register_pool = RegisterPool(self, launch.registers)
+        self.tensor_maps = launch.tensor_maps
+        # In a deadlock the first that somebody waits in is named first: the likely cause before its consequences.
+        self.blockers: tuple[Blocker, ...] = (
+            self.mbarriers,
+            self.register_pool,
+            self.convergence,
+            self.warpgroups,
+            self.barriers,
+        )
+        # Hazards
         self.hazards = HazardTracker(self, program.shared_granule) if launch.check_hazards else None
+        self.async_hazards = None if self.hazards is None else AsyncHazards(self, self.hazards)
+        self.register_hazards = (
+            RegisterHazards(self, program.wgmma_registers) if launch.check_hazards and program.wgmma_registers else None
+        )
         # Execution
         self.pc = 0
         self.mask: np.ndarray | None = None
@@ -97,10 +126,7 @@ class Wave:
             self.registers[index] = np.broadcast_to(
                 np.asarray(special.value(self)).astype(special.type.dtype), (self.threads,)
             ).copy()
-        self._traced_lanes = (
-            None if traced_warp is None else slice(traced_warp * WARP_SIZE, (traced_warp + 1) * WARP_SIZE)
-        )
-        self.trace: list[int] = []
+        self.trace = None if traced_warp is None else WarpTrace(traced_warp)
         self._steps_left = launch.step_limit
 
     def _set_geometry(self, grid: Dim3, block: Dim3, first_block: int, blocks: int) -> None:
@@ -152,7 +178,7 @@ class Wave:
         self.mask = None if count == self.threads else mask
         self.merge = None if count == self.alive_count else mask
         self._lanes = None
-        self.group_warps = int(np.count_nonzero(mask.reshape(-1, WARP_SIZE).any(axis=1)))
+        self.group_warps = _count_warps(mask)
 
     def restrict(self, mask: np.ndarray) -> None:
         """Execute for part of the running group only, until `unrestrict`."""
@@ -186,8 +212,13 @@ class Wave:
         is_spinning = False
         last_turn = 0
         while self.alive_count:
+            if is_spinning:
+                self.bulk_copies.deliver()
             chosen = self.scheduler.take_after(last_turn) if is_spinning else self.scheduler.take_lowest()
             if chosen is None:
+                # Nobody can run: what is on its way arrives now, or those that wait give up for a moment.
+                if self.bulk_copies.deliver() or self.mbarriers.time_out():
+                    continue
                 self._report_deadlock()
             if is_spinning:
                 last_turn = chosen[0]
@@ -196,6 +227,7 @@ class Wave:
             else:
                 is_spinning = self._run_group(*chosen)
         self.async_copies.deliver_all()
+        self.bulk_copies.finish()
 
     def _run_group(self, pc: int, mask: np.ndarray, yields_to_lower: bool = True) -> bool:
         """Run one group until it blocks, exits, or reaches a group ahead of it.
@@ -211,8 +243,8 @@ class Wave:
             execute, guard, negated, is_control, skip_to = steps[pc]
             self.pc = pc
             executed[pc] += self.group_warps
-            if self._traced_lanes is not None and self._group_mask[self._traced_lanes].any():
-                self.trace.append(pc)
+            if self.trace is not None:
+                self.trace.step(pc, self._group_mask)
             if guard >= 0:
                 predicate = ~self.registers[guard] if negated else self.registers[guard]
                 if self.mask is not None:
@@ -248,6 +280,18 @@ class Wave:
         scheduler.add(pc, self._group_mask)
         return False
 
+    def postpone(self, mask: np.ndarray) -> None:
+        """These of the active threads execute the current instruction later: it does not count as executed yet."""
+        self.counters.executed[self.pc] -= _count_warps(mask)
+        if self.trace is not None:
+            self.trace.postpone(self.pc, mask)
+
+    def catch_up(self, pc: int, mask: np.ndarray) -> None:
+        """These threads, whose instruction was postponed, execute it now, together with the running group."""
+        self.counters.executed[pc] += _count_warps(mask)
+        if self.trace is not None:
+            self.trace.step(pc, mask)
+
     def _charge_steps(self, steps: int) -> None:
         self._steps_left -= steps
         if self._steps_left <= 0:
@@ -256,6 +300,7 @@ class Wave:
 
     def exit_group(self) -> None:
         """The running group ends; barriers stop expecting its threads."""
+        self.bulk_copies.on_exit(self._group_mask)
         self.alive = self.alive & ~self._group_mask
         self.alive_count = int(np.count_nonzero(self.alive))
         for blocker in self.blockers:
@@ -305,21 +350,31 @@ class Wave:
         return x, y, z
 
     def _report_deadlock(self) -> NoReturn:
-        lines: list[str] = []
-        first: tuple[int, int] | None = None
-        kind: ErrorKind | None = None
-        for blocker in self.blockers:
-            for pc, mask, reason in blocker.waiting_threads():
-                thread = int(np.flatnonzero(mask)[0])
-                if first is None:
-                    first, kind = (thread, pc), blocker.deadlock_kind
-                item = self.program.code[pc]
-                warps = np.unique(self.warp_in_block[mask & (self.block_of_thread == self.block_of_thread[thread])])
-                lines.append(
-                    f"{int(np.count_nonzero(mask))} threads (thread block {self.block_index_of(thread)}: "
-                    f"warps {', '.join(map(str, warps))}) wait at PTX line {item.ptx_line} "
-                    f"`{item.text}`: {reason}"
-                )
-        assert first is not None and kind is not None, "living threads are neither runnable nor waiting"
-        detail = "no thread can run: " + "; ".join(lines)
-        self.fault_thread(kind, detail, first[0], pc=first[1])
+        """Who waits for what, in the first block that is stuck; others are usually stuck in the same way."""
+        waiting = [(blocker.deadlock_kind, *entry) for blocker in self.blockers for entry in blocker.waiting_threads()]
+        assert waiting, "living threads are neither runnable nor waiting"
+        stuck = np.any([mask for _, _, mask, _ in waiting], axis=0)
+        blocks = np.unique(self.block_of_thread[stuck])
+        in_block = self.block_of_thread == blocks[0]
+        here = [(kind, pc, mask & in_block, why) for kind, pc, mask, why in waiting if (mask & in_block).any()]
+        kind, pc, mask, _ = here[0]
+        first = int(np.flatnonzero(mask)[0])
+        lines = [self._describe_waiting(*entry) for _, *entry in here]
+        if blocks.size > 1:
+            lines.append(
+                f"and {'one other thread block' if blocks.size == 2 else f'{blocks.size - 1} others'} of this wave"
+            )
+        self.fault_thread(kind, "no thread can run: " + "; ".join(lines), first, pc=pc)
+
+    def _describe_waiting(self, pc: int, mask: np.ndarray, reason: str) -> str:
+        item = self.program.code[pc]
+        threads = np.flatnonzero(mask)
+        warps = ", ".join(map(str, np.unique(self.warp_in_block[threads])))
+        return (
+            f"{threads.size} threads (thread block {self.block_index_of(int(threads[0]))}: warps {warps}) wait at PTX "
+            f"line {item.ptx_line} `{item.text}`: {reason}"
+        )
+
+
+def _count_warps(mask: np.ndarray) -> int:
+    return int(np.count_nonzero(mask.reshape(-1, WARP_SIZE).any(axis=1)))

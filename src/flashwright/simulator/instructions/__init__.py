@@ -6,6 +6,7 @@ from . import (
     atomics,
     barriers,
     bitwise,
+    bulk_copy,
     compare,
     control,
     conversion,
@@ -13,10 +14,13 @@ from . import (
     half,
     load_store,
     matrix,
+    mbarrier,
     mma,
     moves,
+    register_count,
     special_functions,
     warp,
+    wgmma,
 )
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "atomics",
     "barriers",
     "bitwise",
+    "bulk_copy",
     "compare",
     "control",
     "conversion",
@@ -32,8 +37,11 @@ __all__ = [
     "half",
     "load_store",
     "matrix",
+    "mbarrier",
     "mma",
     "moves",
+    "register_count",
     "special_functions",
     "warp",
+    "wgmma",
 ]

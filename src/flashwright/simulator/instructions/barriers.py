@@ -99,8 +99,27 @@ def _warps_of(wave: Wave) -> np.ndarray | slice:
 def fence(syntax: Instruction, bind: Binder) -> Execute:
     """Memory is sequentially consistent here, and a fence alone orders no other thread: nothing to do."""
     if syntax.has("proxy"):
-        raise Unsupported("proxy fences")
+        raise Unsupported("proxy fences other than .async and .alias")
     return lambda wave: None
+
+
+@instruction("fence.proxy.alias")
+def alias_fence(syntax: Instruction, bind: Binder) -> Execute:
+    """Every memory location has one address here."""
+    return lambda wave: None
+
+
+@instruction("fence.proxy.async", "fence.mbarrier_init")
+def proxy_fence(syntax: Instruction, bind: Binder) -> Execute:
+    """What the thread wrote to shared memory can be seen by bulk copies and wgmma that are ordered after this."""
+    if syntax.has("global"):
+        return lambda wave: None
+
+    def execute(wave: Wave) -> None:
+        if wave.hazards is not None and wave.hazards.parties.is_asynchronous:
+            wave.hazards.clocks.fence_proxy(_warps_of(wave))
+
+    return execute
 
 
 @instruction("griddepcontrol")

@@ -28,6 +28,9 @@ def mov(syntax: Instruction, bind: Binder) -> Execute:
     if isinstance(value, Vector):
         return _pack(target, value, ptx_type, bind)
     put = bind.destination(target, ptx_type)
+    if ptx_type.bits == 32 and isinstance(target, Register):
+        source = bind.slot_of(value.name).index if isinstance(value, Register) else None
+        bind.rename = source, bind.slot_of(target.name).index
     if isinstance(value, Register):
         get = bind.source(value, ptx_type)
         return lambda wave: put(wave, get(wave))
@@ -108,6 +111,24 @@ def cvta(syntax: Instruction, bind: Binder) -> Execute:
     if sign > 0:
         return lambda wave: put(wave, get(wave) + base)
     return lambda wave: put(wave, get(wave) - base)
+
+
+@instruction("mapa")
+def mapa(syntax: Instruction, bind: Binder) -> Execute:
+    """The address of a shared variable in a block of the cluster: there is only the thread's own."""
+    ptx_type = data_type(syntax)
+    put, get = bind.destination(syntax.operands[0], ptx_type), bind.source(syntax.operands[1], ptx_type)
+    (get_rank,) = bind.sources(syntax.operands[2:], TYPES["u32"])
+
+    def execute(wave: Wave) -> None:
+        elsewhere = (get_rank(wave) != 0) & wave.active_mask
+        if elsewhere.any():
+            wave.fault_thread(
+                "out-of-bounds", "mapa to another block of the cluster", int(np.flatnonzero(elsewhere)[0])
+            )
+        put(wave, np.broadcast_to(get(wave), (wave.threads,)))
+
+    return execute
 
 
 @instruction("isspacep")

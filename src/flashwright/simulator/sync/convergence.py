@@ -60,7 +60,7 @@ class Convergence:
         if aligned:
             self._refuse_partial_warps(waits, missing)
         # They will execute it when the others have come.
-        wave.counters.executed[pc] -= int(np.count_nonzero(waits.reshape(-1, WARP_SIZE).any(axis=1)))
+        wave.postpone(waits & wave.active_mask)
         self._waiting[pc] = waits
         complete = present & ~waits
         if not complete.any():

@@ -1,0 +1,266 @@
+// The consumers of the Hopper kernel: products, softmax, and what comes of them.
+#pragma once
+#include "hopper_pipeline.cuh"
+#include "mask.cuh"
+#include "register_store.cuh"
+#include "softmax.cuh"
+#include "wgmma_products.cuh"
+
+// Issues S = QKᵀ for 64 rows of Q.
+template <int column_tiles>
+DEVICE void issue_scores(float (&S)[column_tiles][4], uint32 Q, uint32 K) {
+    const uint64 a = operand_descriptor(Q, OperandLayout::summed_over_columns());
+    const uint64 b = operand_descriptor(K, OperandLayout::summed_over_columns());
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < cfg::d_head / 16; ++k) {
+        const int panel = k / 4, offset = k % 4 * 32; // 16 columns are 32 bytes of a panel's row
+        wgmma_AB_shared(S, a + ((panel * warpgroup_rows * 128 + offset) >> 4),
+                        b + ((panel * cfg::B_c * 128 + offset) >> 4), k > 0);
+    }
+    wgmma_commit_group();
+}
+
+// Issues O += PV.
+template <int k_steps, int column_tiles>
+DEVICE void issue_output(float (&O)[column_tiles][4], const uint32 (&P)[k_steps][4], uint32 V) {
+    const uint64 b = operand_descriptor(V, OperandLayout::summed_over_rows(cfg::B_c * 128));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < k_steps; ++k)
+        wgmma_B_shared_transposed(O, P[k], b + (k * 16 * 128 >> 4));
+    wgmma_commit_group();
+}
+
+// Rows of V beyond a packed sequence's end belong to the next one. Their weights are zero, but zero times infinity is
+// not: they are cleared. All consumers take part, and wait for each other.
+DEVICE void clear_rows_beyond(uint32 V, int rows) {
+    constexpr int vectors_per_row = shape::panels * 8;
+    for (int i = threadIdx.x; i < (cfg::B_c - rows) * vectors_per_row; i += consumer_threads) {
+        const int row = rows + i / vectors_per_row, vector = i % vectors_per_row;
+        store_shared_16B(V + vector / 8 * (cfg::B_c * 128) + row * 128 + vector % 8 * 16, Vector16B{});
+    }
+    fence_async_proxy();
+    named_barrier_sync(1 + cfg::n_consumers, consumer_threads);
+}
+
+// The steps in which a warpgroup's rows may not look at all keys: up to `right_end`, since KV blocks are visited from the
+// last to the first; and, with a left edge, from `left_begin` on.
+struct MaskedSteps {
+    int right_end, left_begin;
+
+    DEVICE MaskedSteps(const TileWork &work, int warpgroup_row) {
+        const int blocks_end = work.range.first_block + work.range.count;
+        const int first_row_keys = max(0, work.window.last_key(warpgroup_row) + 1);
+        const int last_row_first_key = work.window.first_key(warpgroup_row + warpgroup_rows - 1);
+        right_end = min(blocks_end - first_row_keys / cfg::B_c, work.range.count);
+        left_begin = blocks_end - (last_row_first_key + cfg::B_c - 1) / cfg::B_c;
+    }
+};
+
+// One consumer warp: 16 of its warpgroup's 64 rows.
+struct Consumer {
+    const HopperArguments &args;
+    const SharedMemory &shared;
+    const int warpgroup = threadIdx.x / warpgroup_threads;
+    const int row_in_tile = threadIdx.x / 32 * 16; // of the warp's first row
+    const Turns turns{warpgroup};
+    RingPlace K_place, V_place;
+    uint32 Q_lap = 0;
+
+    float S[1][cfg::B_c / 8][4];
+    uint32 P[cfg::B_c / 16][4];
+    float O[1][cfg::d_head / 8][4];
+
+    DEVICE void run() {
+        for (TileSequence tiles(args.schedule); !tiles.ended(); tiles.advance()) {
+            const TileWork work(args.forward, tiles.tile());
+            if (work.exists())
+                compute(work);
+        }
+    }
+
+    // --- Parts of a step ---
+
+    DEVICE Slot Q() const { return shared.Q(warpgroup); }
+
+    // Waits for K and issues the scores.
+    DEVICE void start_scores() {
+        const Slot K = shared.K(K_place.stage);
+        K.wait_until_full(K_place.lap);
+        issue_scores(S[0], Q().data, K.data);
+    }
+    // When the scores are there: K, and after its last use Q, may be overwritten.
+    DEVICE void finish_scores(bool last) {
+        pin_registers(S[0]);
+        shared.K(K_place.stage).release();
+        K_place.advance();
+        if (last)
+            Q().release();
+    }
+    DEVICE void start_output() {
+        const Slot V = shared.V(V_place.stage);
+        V.wait_until_full(V_place.lap);
+        issue_output(O[0], P, V.data);
+    }
+    DEVICE void finish_output() {
+        wgmma_wait_group<0>();
+        pin_registers(O[0]);
+        shared.V(V_place.stage).release();
+        V_place.advance();
+    }
+    DEVICE void clear_output() {
+#pragma unroll
+        for (int n = 0; n < cfg::d_head / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                O[0][n][i] = 0;
+    }
+    DEVICE void round_scores() {
+#pragma unroll
+        for (int n = 0; n < cfg::B_c / 8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                P[n / 2][n % 2 * 2 + half] = pack_16bit<cfg::dtype>(S[0][n][2 * half], S[0][n][2 * half + 1]);
+    }
+    template <bool masked> DEVICE void cap_and_mask(const TileWork &work, int step) {
+        if constexpr (variant::softcaps)
+            cap_scores(S, args.forward.capping_scale);
+        if constexpr (masked)
+            apply_mask(S, work.window, work.q_row + row_in_tile, work.range.first_row(step));
+    }
+    // The first step visits the last keys: of a packed sequence, perhaps with the next one's rows behind them.
+    DEVICE void clear_tail(const TileWork &work) {
+        const int rows = work.sequence.kv_length - work.range.first_row(0);
+        if (variant::variable_lengths && rows < cfg::B_c) {
+            const Slot V = shared.V(V_place.stage);
+            V.wait_until_full(V_place.lap);
+            clear_rows_beyond(V.data, rows);
+        }
+    }
+
+    // --- A tile ---
+
+    DEVICE void compute(const TileWork &work) {
+        OnlineSoftmax<1> softmax(args.forward.softmax_scale);
+        clear_output();
+        if (work.range.count > 0) { // only a mask can leave a tile with no keys at all
+            Q().wait_until_full(Q_lap);
+            Q_lap ^= 1;
+            if constexpr (cfg::overlaps_softmax)
+                compute_overlapped(work, softmax);
+            else
+                compute_in_sequence(work, softmax);
+        }
+        softmax.normalize(O);
+        store(work, softmax);
+    }
+
+    // One thing after the other.
+    DEVICE void compute_in_sequence(const TileWork &work, OnlineSoftmax<1> &softmax) {
+        step_in_sequence<true, any_mask>(work, softmax, 0);
+        further_steps(work, softmax);
+    }
+
+    template <bool first, bool masked>
+    DEVICE void step_in_sequence(const TileWork &work, OnlineSoftmax<1> &softmax, int step) {
+        turns.wait();
+        start_scores();
+        wgmma_wait_group<0>();
+        finish_scores(step + 1 == work.range.count);
+        turns.pass();
+        cap_and_mask<masked>(work, step);
+        softmax.step<first>(S, O);
+        round_scores();
+        if constexpr (first)
+            clear_tail(work);
+        start_output();
+        finish_output();
+    }
+
+    // Each step's softmax runs while the product O += PV of the step before does.
+    DEVICE void compute_overlapped(const TileWork &work, OnlineSoftmax<1> &softmax) {
+        turns.wait();
+        start_scores();
+        turns.pass();
+        wgmma_wait_group<0>();
+        finish_scores(work.range.count == 1);
+        cap_and_mask<any_mask>(work, 0);
+        softmax.step<true>(S);
+        round_scores();
+        clear_tail(work);
+        further_steps(work, softmax);
+        start_output();
+        finish_output();
+    }
+
+    template <bool masked>
+    DEVICE void step_overlapped(const TileWork &work, OnlineSoftmax<1> &softmax, int step) {
+        turns.wait();
+        start_scores();
+        start_output();
+        turns.pass();
+        wgmma_wait_group<1>();
+        finish_scores(step + 1 == work.range.count);
+        cap_and_mask<masked>(work, step);
+        const Shrinkage<1> shrinkage = softmax.step<false>(S);
+        finish_output();
+        softmax.apply(shrinkage, O);
+        round_scores();
+    }
+
+    template <bool masked> DEVICE void further_step(const TileWork &work, OnlineSoftmax<1> &softmax, int step) {
+        if constexpr (cfg::overlaps_softmax)
+            step_overlapped<masked>(work, softmax, step);
+        else
+            step_in_sequence<false, masked>(work, softmax, step);
+    }
+
+    static constexpr bool any_mask = variant::masks_left || variant::masks_right || variant::ragged_kv;
+
+    // All steps but step 0; masks are only in the code of those that need one.
+    DEVICE void further_steps(const TileWork &work, OnlineSoftmax<1> &softmax) {
+        const MaskedSteps masks(work, work.q_row + warpgroup * warpgroup_rows);
+        int step = 1;
+        if constexpr (variant::masks_right) {
+#pragma unroll 1
+            for (; step < masks.right_end; ++step)
+                further_step<true>(work, softmax, step);
+        }
+        const int end = variant::masks_left ? masks.left_begin : work.range.count;
+#pragma unroll 1
+        for (; step < end; ++step)
+            further_step<false>(work, softmax, step);
+        if constexpr (variant::masks_left) {
+#pragma unroll 1
+            for (; step < work.range.count; ++step)
+                further_step<true>(work, softmax, step);
+        }
+    }
+
+    // --- Results ---
+
+    DEVICE void store(const TileWork &work, const OnlineSoftmax<1> &softmax) const {
+        store_rows(output_rows(work), 2 * args.forward.O.row_stride, O[0], work.q_rows - row_in_tile);
+        if constexpr (variant::returns_lse)
+            store_lse(work, softmax.log_sum_exp(0, 0), softmax.log_sum_exp(0, 1));
+    }
+
+    // The warp's first row, counted from the first of the tensor.
+    DEVICE int64 first_row(const TileWork &work) const {
+        return work.sequence.q_start + work.q_row + row_in_tile;
+    }
+    DEVICE char *output_rows(const TileWork &work) const {
+        return head_start(args.forward.O, work.tile.batch, work.tile.head) +
+               2 * first_row(work) * args.forward.O.row_stride;
+    }
+    DEVICE void store_lse(const TileWork &work, float upper, float lower) const {
+        float *lse = args.forward.lse + work.tile.batch * args.forward.lse_batch_stride +
+                     work.tile.head * args.forward.lse_head_stride + first_row(work);
+        const int lane = threadIdx.x % 32, rows = work.q_rows - row_in_tile;
+        if (lane % 4 == 0 && (!variant::ragged_q || lane / 4 < rows))
+            lse[lane / 4] = upper;
+        if (lane % 4 == 0 && (!variant::ragged_q || lane / 4 + 8 < rows))
+            lse[lane / 4 + 8] = lower;
+    }
+};

@@ -1,0 +1,25 @@
+// Tiles of tensors between global and shared memory, moved by the copy engine (PTX: cp.async.bulk.tensor).
+#pragma once
+#include "types.cuh"
+
+// Describes a tensor to the copy engine: made by the driver on the host, opaque here.
+struct alignas(64) TensorMap {
+    char opaque[128];
+};
+
+DEVICE void prefetch_tensor_map(const TensorMap &map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Copies the tile at (column, row, head, batch); what lies outside of the tensor becomes zero. One thread issues it;
+// the bytes of the whole tile, zeros included, are counted by the barrier.
+DEVICE void bulk_copy_tile(uint32 shared, const TensorMap &map, uint32 barrier, int column, int row, int head,
+                           int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+                 "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
+
+// Orders this thread's ordinary writes to shared memory before reads by the copy engine or by wgmma.
+DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -1,0 +1,1 @@
+"""The Hopper family (sm_90a): bulk tensor copies, warpgroup products, warp specialisation."""

@@ -1,0 +1,155 @@
+"""How the Hopper kernel computes: its configuration and the names of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from flashwright.kernel_configs import DType, nearest_hint, parse_cpp_fields
+
+WARPGROUP_ROWS = 64
+"""Rows of a warpgroup's product."""
+WARPS_PER_WARPGROUP = 4
+MAX_CONSUMERS = 3
+MAX_PRODUCT_COLUMNS = 256
+D_HEADS = (64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True, order=True)
+class HopperForwardKernelConfig:
+    """The knobs of the Hopper-family forward kernel."""
+
+    dtype: DType
+    """Element type of Q, K, V, O; softmax and accumulation are always fp32."""
+    d_head: int
+    B_r: int
+    """Rows of Q and O per tile: 64 per consumer warpgroup."""
+    B_c: int
+    """Rows of K and V per step."""
+    kv_stages: int = 1
+    """K and V blocks that the producer may be ahead."""
+    overlaps_softmax: bool = False
+    """A step's softmax runs while the previous step's O += PV does."""
+    ping_pong: bool = False
+    """Consumer warpgroups take turns at issuing products, so that one's run during another's softmax."""
+    persistent: bool = False
+    """As many thread blocks as the GPU has multiprocessors, each computing many tiles; the producer runs ahead."""
+    lazy_rescale: bool = False
+    """Rescale O only when a row's maximum has grown by more than 2^8 in the exponential."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", DType.parse(self.dtype))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool":
+                if value not in (0, 1):
+                    raise ValueError(f"{field.name}: {value!r} is not a truth value; allowed: True, False")
+                object.__setattr__(self, field.name, bool(value))
+            elif field.type == "int" and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ValueError(f"{field.name}: {value!r} is not an integer")
+        if self.d_head not in D_HEADS:
+            raise ValueError(f"d_head: {self.d_head} is not allowed; allowed: {', '.join(map(str, D_HEADS))}")
+        rows = [WARPGROUP_ROWS * n for n in range(1, MAX_CONSUMERS + 1)]
+        if self.B_r not in rows:
+            raise ValueError(f"B_r: {self.B_r} is not allowed; allowed: {', '.join(map(str, rows))}")
+        if not 0 < self.B_c <= MAX_PRODUCT_COLUMNS or self.B_c % 16:
+            raise ValueError(
+                f"B_c: {self.B_c} is not allowed; allowed: positive multiples of 16 up to {MAX_PRODUCT_COLUMNS}"
+            )
+        if self.kv_stages < 1:
+            raise ValueError(f"kv_stages: {self.kv_stages} is not allowed; allowed: 1 or more")
+        if self.ping_pong and self.n_consumers == 1:
+            raise ValueError(f"ping_pong: one consumer warpgroup (B_r = {self.B_r}) has nobody to take turns with")
+        if self.overlaps_softmax and self.kv_stages < 2:
+            raise ValueError("overlaps_softmax: needs kv_stages of at least 2; the next K is read before this V")
+        object.__setattr__(self, "_hash", hash(self.values()))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]
+
+    @property
+    def n_consumers(self) -> int:
+        """Warpgroups that compute; one more warpgroup copies."""
+        return self.B_r // WARPGROUP_ROWS
+
+    @property
+    def n_warps(self) -> int:
+        """Warps that compute."""
+        return WARPS_PER_WARPGROUP * self.n_consumers
+
+    def short_form(self) -> str:
+        """One line that says everything, e.g. `hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong`."""
+        options = [f"stages_{self.kv_stages}", *(token for token, name in OPTIONS.items() if getattr(self, name))]
+        return f"hopper ({self.dtype.name}, {self.d_head}, {self.B_r}, {self.B_c}): {'+'.join(options)}"
+
+    __str__ = short_form
+
+    def to_cpp_struct(self) -> str:
+        """The config as a C++ aggregate initialiser, all fields in order."""
+        values = (v.to_cpp() if isinstance(v, DType) else str(v).lower() for v in self.values())
+        return f"{type(self).__name__}{{{', '.join(values)}}}"
+
+    def kernel_name(self) -> str:
+        """The C++ name of the kernel, as a profiler shows it; `parse_hopper_config` reads it back."""
+        return f"hopper_forward_kernel<{self.to_cpp_struct()}>"
+
+    def values(self) -> tuple[Any, ...]:
+        """The field values in order."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+OPTIONS = {
+    "overlap": "overlaps_softmax",
+    "ping_pong": "ping_pong",
+    "persistent": "persistent",
+    "lazy": "lazy_rescale",
+}
+_FIELDS_NEVER_ZERO = 5
+
+_SHORT_FORM = re.compile(r"hopper\s*\(\s*(\w+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\)\s*:\s*(\S+)")
+_CPP_STRUCT = re.compile(r"HopperForwardKernelConfig\s*\{([^{}]*)\}")
+
+
+def parse_hopper_config(text: str) -> HopperForwardKernelConfig:
+    """The config named by a short form, or by a C++ kernel name containing `HopperForwardKernelConfig{…}`."""
+    if match := _CPP_STRUCT.search(text):
+        return parse_cpp_fields(HopperForwardKernelConfig, match[1], _FIELDS_NEVER_ZERO)
+    if match := _SHORT_FORM.fullmatch(text.strip()):
+        dtype, d_head, B_r, B_c, options = match.groups()
+        return HopperForwardKernelConfig(
+            DType.parse(dtype), int(d_head), int(B_r), int(B_c), **_parse_options(options, text)
+        )
+    raise ValueError(
+        f"{text!r} names no Hopper kernel; expected a short form such as "
+        "'hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy' "
+        f"or a C++ name containing 'HopperForwardKernelConfig{{…}}'{nearest_hint(text.strip(), _known_short_forms())}"
+    )
+
+
+def _parse_options(options: str, text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for token in options.split("+"):
+        if token in OPTIONS:
+            name, value = OPTIONS[token], 1
+        elif match := re.fullmatch(r"stages_(\d+)", token):
+            name, value = "kv_stages", int(match[1])
+        else:
+            raise ValueError(
+                f"unknown option {token!r} in {text!r}; allowed: stages_N, {', '.join(OPTIONS)}"
+                f"{nearest_hint(token, ('stages_2', *OPTIONS))}"
+            )
+        if name in values:
+            raise ValueError(f"option {token!r} is given twice in {text!r}")
+        values[name] = value
+    if "kv_stages" not in values:
+        raise ValueError(f"{text!r} does not say how many K/V stages there are; expected an option stages_N")
+    return values
+
+
+@cache
+def _known_short_forms() -> list[str]:
+    from flashwright.hopper.space import get_hopper_configs  # which is made of configs
+
+    return [config.short_form() for config in get_hopper_configs()]

@@ -1,0 +1,102 @@
+"""What follows from a Hopper config before anything is compiled: shared memory, threads, registers."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from flashwright.architectures import architecture
+from flashwright.hopper.config import WARPGROUP_ROWS, HopperForwardKernelConfig
+
+WARPGROUP_THREADS = 128
+PANEL_COLUMNS = 64
+PANEL_ROW_BYTES = 128
+"""A row of 64 16-bit columns: the span of the copy engine's widest swizzle."""
+BARRIER_PAIR_BYTES = 16
+TILE_ALIGNMENT = 1024
+"""Of a tile in shared memory: the swizzle pattern repeats after so many bytes."""
+
+
+class HopperTileShapes:
+    """Static shapes of a config; raises `ValueError` for one that no multiprocessor can hold."""
+
+    def __init__(self, config: HopperForwardKernelConfig) -> None:
+        self.config = config
+        most = architecture("sm_90").shared_bytes_per_block
+        if self.shared_bytes > most:
+            raise ValueError(
+                f"{config} needs {self.shared_bytes} bytes of shared memory; a thread block has at most {most}. "
+                "Choose a smaller B_c or fewer kv_stages."
+            )
+
+    @property
+    def threads(self) -> int:
+        return (self.config.n_consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def panels(self) -> int:
+        """Stretches of 64 columns in which a tile lies in shared memory."""
+        return -(-self.config.d_head // PANEL_COLUMNS)
+
+    @property
+    def Q_bytes(self) -> int:
+        """Of one consumer warpgroup's rows."""
+        return WARPGROUP_ROWS * self.panels * PANEL_ROW_BYTES
+
+    @property
+    def KV_bytes(self) -> int:
+        """Of one K or V block."""
+        return self.config.B_c * self.panels * PANEL_ROW_BYTES
+
+    @property
+    def K_offset(self) -> int:
+        return self.config.n_consumers * self.Q_bytes
+
+    @property
+    def V_offset(self) -> int:
+        return self.K_offset + self.config.kv_stages * self.KV_bytes
+
+    @property
+    def Q_barriers_offset(self) -> int:
+        return self.V_offset + self.config.kv_stages * self.KV_bytes
+
+    @property
+    def K_barriers_offset(self) -> int:
+        return self.Q_barriers_offset + self.config.n_consumers * BARRIER_PAIR_BYTES
+
+    @property
+    def V_barriers_offset(self) -> int:
+        return self.K_barriers_offset + self.config.kv_stages * BARRIER_PAIR_BYTES
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.V_barriers_offset + self.config.kv_stages * BARRIER_PAIR_BYTES
+
+    # A multiprocessor has 512 registers for each of 128 threads. A thread block is given the same for all of its
+    # warpgroups; the producer gives back what it does not need.
+
+    @property
+    def producer_registers(self) -> int:
+        return 32 if self.config.n_consumers == 3 else 24
+
+    @property
+    def consumer_registers(self) -> int:
+        return {1: 240, 2: 240, 3: 160}[self.config.n_consumers]
+
+    # What a consumer thread holds of them: a warpgroup's 64 rows are spread over its 128 threads.
+
+    @property
+    def O_registers(self) -> int:
+        return self.config.d_head * WARPGROUP_ROWS // WARPGROUP_THREADS
+
+    @property
+    def S_registers(self) -> int:
+        return self.config.B_c * WARPGROUP_ROWS // WARPGROUP_THREADS
+
+    @property
+    def P_registers(self) -> int:
+        """Two 16-bit numbers in each; they are S's own registers unless the next S is computed meanwhile."""
+        return self.S_registers // 2 if self.config.overlaps_softmax else 0
+
+    @property
+    def operand_registers(self) -> int:
+        return self.O_registers + self.S_registers + self.P_registers

@@ -1,0 +1,102 @@
+"""A Hopper config and a variant as CUDA source."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from flashwright.hopper.config import HopperForwardKernelConfig
+from flashwright.hopper.shapes import HopperTileShapes
+from flashwright.kernel_configs import DType
+from flashwright.kernel_source import (
+    SPECIALISATION_HEADER,
+    Constant,
+    KernelSource,
+    device_headers,
+    specialisation,
+    variant_constants,
+)
+from flashwright.variant import PLAIN, AttentionVariant
+
+PRODUCTS_HEADER = "wgmma_products.cuh"
+
+
+def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVariant = PLAIN) -> KernelSource:
+    """The forward kernel of a config; raises `ValueError` for a config no kernel can be built from."""
+    shapes = HopperTileShapes(config)
+    constants: dict[str, dict[str, Constant]] = {
+        # What the family's kernel has no choice about, but shares code with one that has.
+        "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
+        | {"n_consumers": config.n_consumers, "reversed_kv": True, "optimized_softmax": True, "mma_row_sum": False},
+        "variant": variant_constants(variant),
+        "shape": {
+            name: getattr(shapes, name)
+            for name in (
+                "panels",
+                "Q_bytes",
+                "KV_bytes",
+                "K_offset",
+                "V_offset",
+                "Q_barriers_offset",
+                "K_barriers_offset",
+                "V_barriers_offset",
+                "producer_registers",
+                "consumer_registers",
+            )
+        }
+        | {"Q_offset": 0},
+    }
+    return KernelSource(
+        text=f'#include "{SPECIALISATION_HEADER}"\n#include "hopper_forward.cuh"\n',
+        headers=(
+            (SPECIALISATION_HEADER, specialisation(config, constants)),
+            (PRODUCTS_HEADER, wgmma_products(config.dtype, config.B_c, config.d_head)),
+            *device_headers(),
+        ),
+        name_expression=config.kernel_name(),
+        file_name="hopper_forward.cu",
+    )
+
+
+def wgmma_products(dtype: DType, score_columns: int, output_columns: int) -> str:
+    """The two products of attention as functions. An instruction names each of its accumulator's registers, up to 128
+    of them, so that the text depends on their number."""
+    return f"""// Generated: products of 64 rows, 16 deep (PTX: wgmma.mma_async).
+#pragma once
+#include "ptx/wgmma.cuh"
+
+// D = A·Bᵀ, or D += A·Bᵀ if it accumulates: both operands in shared memory.
+DEVICE void wgmma_AB_shared(float (&d)[{score_columns // 8}][4], uint64 a, uint64 b, bool accumulate) {{
+    asm volatile("{{\\n.reg .pred accumulate;\\nsetp.ne.b32 accumulate, %{score_columns // 2 + 2}, 0;\\n"
+                 "{_instruction(dtype, score_columns)}"
+                 "{_registers(score_columns)}, %{score_columns // 2}, %{score_columns // 2 + 1}, "
+                 "accumulate, 1, 1, 0, 0;\\n}}"
+                 : {_outputs(score_columns)}
+                 : "l"(a), "l"(b), "r"((int)accumulate));
+}}
+
+// D += A·B: A in registers, B in shared memory.
+DEVICE void wgmma_B_shared_transposed(float (&d)[{output_columns // 8}][4], const uint32 (&a)[4], uint64 b) {{
+    asm volatile("{_instruction(dtype, output_columns)}"
+                 "{_registers(output_columns)}, {{{_numbered(output_columns // 2, 4)}}}, %{output_columns // 2 + 4}, "
+                 "1, 1, 1, 1;"
+                 : {_outputs(output_columns)}
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}}
+"""
+
+
+def _instruction(dtype: DType, columns: int) -> str:
+    element = {DType.FP16: "f16", DType.BF16: "bf16"}[dtype]
+    return f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} "
+
+
+def _numbered(first: int, count: int) -> str:
+    return ", ".join(f"%{i}" for i in range(first, first + count))
+
+
+def _registers(columns: int) -> str:
+    return f"{{{_numbered(0, columns // 2)}}}"
+
+
+def _outputs(columns: int) -> str:
+    return ", ".join(f'"+f"(d[{n}][{i}])' for n in range(columns // 8) for i in range(4))

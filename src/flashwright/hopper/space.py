@@ -1,0 +1,99 @@
+"""Which Hopper configs are worth timing: every combination of the knobs, less what the rules remove."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+from flashwright.hopper.config import D_HEADS, HopperForwardKernelConfig
+from flashwright.hopper.shapes import HopperTileShapes
+from flashwright.kernel_configs import DType
+
+RULES = ("shared memory", "registers", "consumers", "overlap", "lazy", "step", "stages", "grid")
+"""In the order in which they are asked."""
+
+_B_R = (64, 128, 192)
+_B_C = tuple(range(64, 193, 16))
+_STAGES = (1, 2, 3, 4)
+_OTHER_REGISTERS = 32
+"""Of a consumer thread, beside its operands: row maxima and sums, addresses, descriptors, the loop. With fewer left the
+compiler spills; up to here, a few dozen bytes at most."""
+_SMALLEST_STEP = 7 * 1024
+"""Elements of K below which what every step costs (barriers, turns, maxima across lanes) is not made up for."""
+_BYTES_AHEAD = 64 * 1024
+"""Of K and V on their way to one multiprocessor: twice what the memory of an H200 delivers to it (4.8 TB/s over 132) in
+a latency of about 1 µs."""
+
+
+def hopper_rejection_reason(config: HopperForwardKernelConfig) -> str | None:
+    """Why a config is not worth timing: "rule: reason" with its numbers; None if it is kept."""
+    try:
+        shapes = HopperTileShapes(config)
+    except ValueError as error:
+        return f"shared memory: {error}"
+    return _does_not_pay(config, shapes) or _is_redundant(config, shapes)
+
+
+def _does_not_pay(config: HopperForwardKernelConfig, shapes: HopperTileShapes) -> str | None:
+    left = shapes.consumer_registers - shapes.operand_registers
+    if left < _OTHER_REGISTERS:
+        return (
+            f"registers: O, S and P take {shapes.O_registers} + {shapes.S_registers} + {shapes.P_registers} of the "
+            f"{shapes.consumer_registers} registers that {config.n_consumers} consumer warpgroups leave a thread; "
+            f"{_OTHER_REGISTERS} must remain"
+        )
+    if config.n_consumers == 1:
+        return f"consumers: B_r = {config.B_r} is one warpgroup; while it computes its softmax, nobody issues products"
+    if not config.overlaps_softmax:
+        return f"overlap: off; a warpgroup's products wait for its softmax (kv_stages = {config.kv_stages})"
+    if not config.lazy_rescale:
+        return f"lazy: off; every step multiplies O's {shapes.O_registers} registers, nearly always by one"
+    if config.B_c * config.d_head < _SMALLEST_STEP:
+        return (
+            f"step: {config.B_c} keys of {config.d_head} columns are {config.B_c * config.d_head} elements, fewer than "
+            f"the {_SMALLEST_STEP} that make up for the barriers of a step"
+        )
+    return None
+
+
+def _is_redundant(config: HopperForwardKernelConfig, shapes: HopperTileShapes) -> str | None:
+    """Others stand for it."""
+    ahead = 2 * shapes.KV_bytes * (config.kv_stages - 1)
+    if config.kv_stages > 2 and ahead > _BYTES_AHEAD:
+        return (
+            f"stages: {config.kv_stages - 1} of the {config.kv_stages} stages hold {ahead // 1024} KiB of K and V; "
+            f"{_BYTES_AHEAD // 1024} KiB on the way hide the latency of memory"
+        )
+    if not config.persistent and not config.ping_pong:
+        return "grid: thread blocks of one tile each are tried with ping_pong on; off is tried with persistent ones"
+    return None
+
+
+def hopper_search_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperForwardKernelConfig, str | None]]:
+    """Every combination of the knobs' values that is a config, with why it is not worth timing, or None if it is."""
+    flags = (False, True)
+    for B_r, B_c, stages, overlap, ping_pong, persistent, lazy in product(
+        _B_R, _B_C, _STAGES, flags, flags, flags, flags
+    ):
+        if (overlap and stages == 1) or (ping_pong and B_r == _B_R[0]):
+            continue
+        config = HopperForwardKernelConfig(dtype, d_head, B_r, B_c, stages, overlap, ping_pong, persistent, lazy)
+        yield config, hopper_rejection_reason(config)
+
+
+def get_hopper_configs(dtype: DType | str | None = None, d_head: int | None = None) -> list[HopperForwardKernelConfig]:
+    """The search space: every config worth timing, of one or all dtypes and head dimensions."""
+    dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
+    d_heads = D_HEADS if d_head is None else (d_head,)
+    return [config for some in product(dtypes, d_heads) for config in _worth_timing(*some)]
+
+
+@cache
+def _worth_timing(dtype: DType, d_head: int) -> tuple[HopperForwardKernelConfig, ...]:
+    return tuple(config for config, reason in hopper_search_space(dtype, d_head) if reason is None)
+
+
+def is_promising(config: HopperForwardKernelConfig) -> bool:
+    """Whether a config has what the fastest had on an H200: two stages, blocks that stay, and large steps."""
+    return config.persistent and config.kv_stages == 2 and config.B_c * config.d_head > _SMALLEST_STEP

@@ -1,0 +1,160 @@
+"""mbarrier: arrivals, expected bytes, and waits for phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..architecture import WARP_SIZE
+from ..binding import Binder, Getter
+from ..memory.thread_memory import check_range
+from ..memory.windows import WINDOW_BASE, WINDOW_BITS
+from ..ptx.syntax import Address, Instruction, Operand, Sink
+from ..ptx.types import TYPES
+from ..registry import RESCHEDULE, Operation, Unsupported, instruction
+from ..sync.mbarriers import MBARRIER_BYTES, Mbarrier, Mbarriers
+from .load_store import active_values
+
+if TYPE_CHECKING:
+    from ..wave import Wave
+
+_SHARED_BASE = np.int64(WINDOW_BASE["shared"])
+
+
+def bind_mbarrier(operand: Operand, bind: Binder) -> Callable[[Wave], np.ndarray]:
+    """Offsets in shared memory of the mbarriers the active threads name, by a shared or a generic address."""
+    get = bind.address(operand)
+
+    def addresses(wave: Wave) -> np.ndarray:
+        values = active_values(wave, get(wave))
+        values = np.where(values >> WINDOW_BITS == _SHARED_BASE >> WINDOW_BITS, values - _SHARED_BASE, values)
+        check_range(wave, "shared", values, MBARRIER_BYTES, "mbarrier", wave.shared.size)
+        return values
+
+    return addresses
+
+
+def active_threads(wave: Wave) -> np.ndarray:
+    return np.arange(wave.threads) if wave.lanes is None else wave.lanes
+
+
+def _per_thread(operands: tuple[Operand, ...], bind: Binder, act: Callable[..., None]) -> Operation:
+    """``[address], value…``: ``act(mbarriers, thread, address, value…)`` for each active thread, in thread order."""
+    get_addresses = bind_mbarrier(operands[0], bind)
+    getters: list[Getter] = [bind.source(value, TYPES["u32"]) for value in operands[1:]]
+
+    def execute(wave: Wave) -> int:
+        pc = wave.pc
+        columns = [get_addresses(wave), *(active_values(wave, np.asarray(get(wave))) for get in getters)]
+        for thread, *row in zip(active_threads(wave), *columns, strict=True):
+            act(wave.mbarriers, int(thread), *(int(item) for item in row))
+        return pc + 1
+
+    # Control: threads that waited may have become runnable.
+    return Operation(execute, is_control=True)
+
+
+@instruction("mbarrier.init")
+def init(syntax: Instruction, bind: Binder) -> Operation:
+    return _per_thread(syntax.operands, bind, Mbarriers.initialise)
+
+
+@instruction("mbarrier.inval")
+def inval(syntax: Instruction, bind: Binder) -> Operation:
+    return _per_thread(syntax.operands, bind, Mbarriers.invalidate)
+
+
+@instruction("mbarrier.expect_tx")
+def expect_tx(syntax: Instruction, bind: Binder) -> Operation:
+    return _per_thread(syntax.operands, bind, Mbarriers.expect_bytes)
+
+
+@instruction("mbarrier.arrive", "mbarrier.arrive_drop")
+def arrive(syntax: Instruction, bind: Binder) -> Operation:
+    """``state, [address] {, count}``, or with .expect_tx ``state, [address], bytes``; no state for remote arrivals."""
+    if syntax.has("noComplete"):
+        raise Unsupported("mbarrier.arrive.noComplete")
+    drop = syntax.opcode.startswith("mbarrier.arrive_drop")
+    expects = syntax.has("expect_tx")
+    operands = list(syntax.operands)
+    has_state = not isinstance(operands[0], Address)
+    state = operands.pop(0) if has_state else Sink()
+    get_addresses = bind_mbarrier(operands[0], bind)
+    get_value = bind.source(operands[1], TYPES["u32"]) if len(operands) > 1 else None
+    put = bind.active_destination(state, TYPES["b64"])
+
+    def execute(wave: Wave) -> int:
+        pc = wave.pc
+        addresses = get_addresses(wave)
+        threads = active_threads(wave)
+        values = np.ones(threads.size, np.int64)
+        if get_value is not None:
+            values = active_values(wave, np.asarray(get_value(wave)))
+        phases = np.zeros(threads.size, np.uint64)
+        for position, (thread, address, value) in enumerate(zip(threads, addresses, values, strict=True)):
+            count, amount = (1, int(value)) if expects else (int(value), 0)
+            phases[position] = wave.mbarriers.arrive(int(thread), int(address), count, amount, drop)
+        put(wave, phases)
+        return pc + 1
+
+    return Operation(execute, is_control=True)
+
+
+@instruction("mbarrier.try_wait", "mbarrier.test_wait")
+def wait(syntax: Instruction, bind: Binder) -> Operation:
+    """``p, [address], parity or state {, time limit}``.
+
+    Threads whose phase is not complete wait for it, in both forms: being descheduled before the test is something
+    hardware may do to any thread. They hear "not complete" only when nobody else can run (see `Mbarriers.time_out`).
+    """
+    by_parity = syntax.has("parity")
+    get_addresses = bind_mbarrier(syntax.operands[1], bind)
+    get_phase = bind.source(syntax.operands[2], TYPES["u32" if by_parity else "b64"])
+    put = bind.destination(syntax.operands[0], TYPES["pred"])
+
+    def execute(wave: Wave) -> int:
+        pc = wave.pc
+        mbarriers = wave.mbarriers
+        threads = active_threads(wave)
+        addresses = get_addresses(wave)
+        phases = active_values(wave, np.asarray(get_phase(wave)))
+        ready = np.zeros(wave.threads, bool)
+        waiting = np.zeros(wave.threads, bool)
+        for barrier, phase, members in _by_barrier(wave, threads, addresses, phases):
+            parity = phase if by_parity else (barrier.parity if phase >= barrier.phase else barrier.parity ^ 1)
+            if mbarriers.is_complete(barrier, parity):
+                mbarriers.observe(barrier, members)
+                ready[members] = True
+            else:
+                mbarriers.park(members, barrier, parity & 1, put)
+                waiting[members] = True
+        wave.postpone(waiting)
+        if not ready.any():
+            return RESCHEDULE
+        if waiting.any():
+            wave.activate(ready)
+        put(wave, np.ones(wave.threads, bool))
+        return pc + 1
+
+    return Operation(execute, is_control=True)
+
+
+def _by_barrier(
+    wave: Wave, threads: np.ndarray, addresses: np.ndarray, phases: np.ndarray
+) -> list[tuple[Mbarrier, int, np.ndarray]]:
+    """The active threads grouped by the mbarrier and the phase they ask for."""
+    keys = np.stack([wave.block_of_thread[threads], addresses, phases.astype(np.int64)])
+    distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
+    inverse = inverse.ravel()
+    found = []
+    for number in range(distinct.shape[1]):
+        members = threads[inverse == number]
+        # One thread of each warp is enough to check the order of initialisation and use.
+        barriers = [
+            wave.mbarriers.find(int(thread), int(distinct[1, number]))
+            for thread in members[np.unique(members // WARP_SIZE, return_index=True)[1]]
+        ]
+        found.append((barriers[0], int(distinct[2, number]), members))
+    return found

@@ -1,0 +1,132 @@
+"""Bulk copies between global and shared memory, which threads start and do not perform.
+
+Copies to shared memory read their source when they are issued and arrive when no thread can run any more: the latest
+moment hardware may choose. Copies to global memory read shared memory when the issuing thread waits for their group.
+So a missing wait shows in the results, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..architecture import WARP_SIZE
+from ..hazards import TICK
+from .mbarriers import Mbarrier
+
+if TYPE_CHECKING:
+    from ..wave import Wave
+
+
+@dataclass(frozen=True)
+class BulkLoad:
+    """A copy to shared memory: 16-byte chunks, and the mbarrier that hears of its bytes."""
+
+    chunks: np.ndarray  # indices in the wave's shared memory
+    data: np.ndarray
+    barrier: Mbarrier
+    bytes: int
+    thread: int
+    pc: int
+
+
+@dataclass
+class BulkStore:
+    """A copy from shared memory. ``group`` is the thread's commit group, -1 before the commit."""
+
+    perform: Callable[[], None]
+    thread: int
+    pc: int
+    group: int = -1
+    stamp: int = 0  # commit groups its warp had made before
+
+
+class BulkCopies:
+    """Copies of a wave that are in flight."""
+
+    def __init__(self, wave: Wave) -> None:
+        self._wave = wave
+        self._loads: list[BulkLoad] = []
+        self._stores: list[BulkStore] = []
+        self._groups: dict[int, int] = {}  # commit groups of each thread
+        self._warp_groups: dict[int, int] = {}  # and of each warp: stamps for the hazard check
+
+    # To shared memory --------------------------------------------------------------------------------
+
+    def issue_load(self, load: BulkLoad) -> None:
+        self._loads.append(load)
+
+    def deliver(self) -> bool:
+        """Everything on its way to shared memory arrives. False: nothing was."""
+        loads, self._loads = self._loads, []
+        for load in loads:
+            self._wave.shared.store.views[16][load.chunks] = load.data
+            self._wave.mbarriers.complete_bytes(load.barrier, load.bytes)
+        return bool(loads)
+
+    # To global memory --------------------------------------------------------------------------------
+
+    def store_stamp(self, thread: int) -> int:
+        """The commit group of its warp that a store issued now will belong to."""
+        return self._warp_groups.get(thread // WARP_SIZE, 0)
+
+    def issue_store(self, store: BulkStore) -> None:
+        self._stores.append(store)
+
+    def commit(self) -> None:
+        """Close a group in every active thread."""
+        for thread in self._active():
+            group = self._groups.get(thread, 0)
+            self._groups[thread] = group + 1
+            warp = thread // WARP_SIZE
+            stamp = self._warp_groups.get(warp, 0)
+            self._warp_groups[warp] = stamp + 1
+            for store in self._stores:
+                if store.thread == thread and store.group < 0:
+                    store.group, store.stamp = group, stamp
+
+    def wait_group(self, newest_allowed: int) -> None:
+        """Complete, for the active threads, all groups but the newest ``newest_allowed``."""
+        active = self._active()
+        limit = {thread: self._groups.get(thread, 0) - newest_allowed for thread in active}
+        done = [store for store in self._stores if 0 <= store.group < limit.get(store.thread, 0)]
+        for store in done:
+            store.perform()
+        self._stores = [store for store in self._stores if store not in done]
+        if self._wave.hazards is not None:
+            self._see_completed(active)
+
+    def _see_completed(self, threads: list[int]) -> None:
+        wave = self._wave
+        assert wave.hazards is not None
+        for warp in {thread // WARP_SIZE for thread in threads}:
+            pending = [store.stamp for store in self._stores if store.thread // WARP_SIZE == warp and store.group >= 0]
+            completed = min(pending, default=self._warp_groups.get(warp, 0))
+            column = wave.hazards.parties.bulk_store(warp % wave.warps_per_block)
+            wave.hazards.clocks.see([warp], column, np.int64(completed + 1) * TICK)
+
+    def _active(self) -> list[int]:
+        wave = self._wave
+        return list(range(wave.threads)) if wave.lanes is None else [int(thread) for thread in wave.lanes]
+
+    # Ends --------------------------------------------------------------------------------------------
+
+    def on_exit(self, exiting: np.ndarray) -> None:
+        """Threads exit: their stores must have read shared memory, which goes away with the block."""
+        for store in [store for store in self._stores if exiting[store.thread]]:
+            if self._wave.hazards is not None:
+                detail = "the thread that issued this bulk store exits without waiting until it has read shared memory"
+                self._wave.fault_thread("async-copy", detail, store.thread, pc=store.pc)
+            store.perform()
+            self._stores.remove(store)
+
+    def finish(self) -> None:
+        """Every thread has exited: nothing may be on its way to shared memory that is no longer the block's."""
+        if self._loads and self._wave.hazards is not None:
+            load = self._loads[0]
+            detail = f"the kernel ends while this bulk copy is in flight: nobody waited for its {load.bytes} bytes"
+            self._wave.fault_thread("async-copy", detail, load.thread, pc=load.pc)
+        self.deliver()

@@ -1,0 +1,134 @@
+"""The simulator and a Hopper GPU agree bit for bit on wgmma's layouts, and on where bulk copies put their boxes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashwright.simulator import SimulatedGPU
+from flashwright.tensor_map import Swizzle, TensorMap
+
+from .hopper_tools import BF16, descriptor, fragments_of, run_wgmma, wgmma_ptx
+from .test_hopper_bulk_copy import CASES, run_copy
+from .test_hopper_wgmma import IMAGE_BYTES, LAYOUTS, k_major, mn_major, operands
+
+pytestmark = pytest.mark.gpu
+
+
+class RealGPU:
+    """As much of `SimulatedGPU` as these tests use, on the GPU of this machine."""
+
+    def __init__(self) -> None:
+        import torch
+
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("needs a Hopper GPU (compute capability 9.0)")
+        self._torch = torch
+        self._arrays: dict[int, tuple[Any, np.ndarray]] = {}
+        self.kernels = ["k"]
+
+    def to_device(self, array: np.ndarray) -> int:
+        tensor = self._torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy()).cuda()
+        self._arrays[tensor.data_ptr()] = (tensor, array)
+        return int(tensor.data_ptr())
+
+    def to_host(self, address: int) -> np.ndarray:
+        tensor, array = self._arrays[address]
+        return tensor.cpu().numpy().view(array.dtype).reshape(array.shape)
+
+    def load(self, ptx: str) -> RealGPU:
+        from cuda.bindings import driver
+
+        self._module = _checked(driver.cuModuleLoadData(ptx.encode() + b"\0"))
+        return self
+
+    def launch(self, kernel: str, grid: int, block: int, shared_bytes: int, args: list[Any]) -> None:
+        from cuda.bindings import driver
+
+        from flashwright.gpu import encoded_tensor_map
+
+        function = _checked(driver.cuModuleGetFunction(self._module, kernel.encode()))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+        packed = [
+            encoded_tensor_map(item) if isinstance(item, TensorMap)
+            else item.to_bytes(8, "little") if isinstance(item, int)
+            else item.tobytes()
+            for item in args
+        ]  # fmt: skip
+        buffers = [ctypes.create_string_buffer(data, len(data)) for data in packed]
+        parameters = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
+        stream = self._torch.cuda.current_stream().cuda_stream
+        shape = (grid, 1, 1, block, 1, 1)
+        _checked(driver.cuLaunchKernel(function, *shape, shared_bytes, stream, ctypes.addressof(parameters), 0))
+        self._torch.cuda.synchronize()
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    assert not int(status), status
+    return values[0] if values else None
+
+
+def on_both(run: Any) -> tuple[np.ndarray, np.ndarray]:
+    return run(RealGPU()), run(SimulatedGPU("sm_90a"))
+
+
+@pytest.mark.parametrize("columns", [8, 24, 64, 104, 128, 176, 256])
+def test_accumulators_are_laid_out_alike(columns: int) -> None:
+    a, b = operands(columns)
+    image = np.zeros(IMAGE_BYTES // 2, np.uint16)
+    desc_b = k_major(image, b, 0, Swizzle.B32)
+    ptx = wgmma_ptx(columns, "bf16", image.nbytes, a_in_registers=True, options="p, 1, 1, 0", scale_d=1)
+    real, simulated = on_both(lambda gpu: run_wgmma(ptx, image, columns, 0, desc_b, fragments_of(a), gpu))
+    np.testing.assert_array_equal(real, simulated)
+
+
+@pytest.mark.parametrize("swizzle", LAYOUTS)
+@pytest.mark.parametrize("a_is_mn_major", [False, True])
+@pytest.mark.parametrize("b_is_mn_major", [False, True])
+def test_descriptors_are_read_alike(swizzle: Swizzle, a_is_mn_major: bool, b_is_mn_major: bool) -> None:
+    a, b = operands(128, np.dtype(np.float16))
+    image = np.zeros(IMAGE_BYTES // 2, np.uint16)
+    desc_a = (mn_major if a_is_mn_major else k_major)(image, a, 0, swizzle)
+    desc_b = (mn_major if b_is_mn_major else k_major)(image, b, 16 * 1024, swizzle)
+    ptx = wgmma_ptx(128, "f16", IMAGE_BYTES, options=f"p, 1, 1, {int(a_is_mn_major)}, {int(b_is_mn_major)}")
+    real, simulated = on_both(lambda gpu: run_wgmma(ptx, image, 128, desc_a, desc_b, gpu=gpu))
+    np.testing.assert_array_equal(real, simulated)
+
+
+def test_base_offsets_are_read_alike() -> None:
+    a, _ = operands(8)
+    rng = np.random.default_rng(0)
+    image = rng.integers(-8, 9, IMAGE_BYTES // 2).astype(BF16).view(np.uint16)
+    desc_a = k_major(image, a, 0)
+    ptx = wgmma_ptx(8, "bf16", IMAGE_BYTES)
+    desc_b = descriptor(16384 + 256, 16, 1024, Swizzle.B128, base_offset=2)
+    real, simulated = on_both(lambda gpu: run_wgmma(ptx, image, 8, desc_a, desc_b, gpu=gpu))
+    np.testing.assert_array_equal(real, simulated)
+
+
+@pytest.mark.parametrize(("shape", "start", "box"), CASES)
+def test_boxes_are_copied_alike(shape: tuple[int, ...], start: tuple[int, ...], box: tuple[int, ...]) -> None:
+    array = (1 + np.arange(np.prod(shape)) % 31).astype(BF16).reshape(shape)
+    real, simulated = (run_copy(array, start, box, stores=True, gpu=gpu) for gpu in (RealGPU(), None))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(real[0], simulated[0])
+    np.testing.assert_array_equal(real[1], simulated[1])
+
+
+@pytest.mark.parametrize("swizzle", [Swizzle.B128, Swizzle.B64, Swizzle.B32])
+@pytest.mark.parametrize("columns", ["of the span", "half of the span"])
+@pytest.mark.parametrize("offset", [0, 128])
+def test_boxes_are_swizzled_alike(swizzle: Swizzle, columns: str, offset: int) -> None:
+    """A box as wide as the swizzle span or half as wide, at the start of a pattern or 128 bytes after it."""
+    width = swizzle.value // 2 if columns == "of the span" else swizzle.value // 4
+    array = np.arange(32 * width, dtype=np.uint16).reshape(32, width).view(np.float16)
+    change = ("#define OFFSET 0", f"#define OFFSET {offset}")
+    real, simulated = (
+        run_copy(array, (0, 4), (width, 24), gpu=gpu, change=change, swizzle=swizzle)[0]  # type: ignore[arg-type]
+        for gpu in (RealGPU(), None)
+    )
+    np.testing.assert_array_equal(real, simulated)
