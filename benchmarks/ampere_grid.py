@@ -9,9 +9,6 @@ peer are timed in turns (GPU time, CUDA graphs, medians). The file holds all fig
 from __future__ import annotations
 
 import argparse
-import json
-import math
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +16,16 @@ from typing import Any
 import torch
 
 from flashwright import compile_many, parse_kernel_name_into_config, run_forward
+from flashwright.bench.gpu_machine import GPUMachine
+from flashwright.bench.grid import HIDDEN, LENGTHS, cell_of
 from flashwright.bench.peers import flash_attention_2
-from flashwright.bench.timing import forward_flops, gpu_times_ms
+from flashwright.bench.result_files import write_document
+from flashwright.bench.results import geometric_mean
+from flashwright.bench.timing import gpu_times_ms
+from flashwright.environment import environment_record
+from flashwright.kernel_configs import DType
 from flashwright.variant import FULL, AttentionVariant, Window
 
-TOKENS, HIDDEN = 16_384, 2_048
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
 COPIES = "async+eager+swizzled"
 CANDIDATES = {
     64: (
@@ -50,17 +51,15 @@ CANDIDATES = {
 
 
 def measure_cell(dtype: str, d_head: int, causal: bool, length: int) -> dict[str, Any]:
-    batch, heads = TOKENS // length, HIDDEN // d_head
-    torch_dtype = {"BF16": torch.bfloat16, "FP16": torch.float16}[dtype]
-    shape = (batch, length, heads, d_head)
-    q, k, v = (torch.randn(shape, dtype=torch_dtype, device="cuda").transpose(1, 2) for _ in range(3))
+    cell = cell_of(DType.parse(dtype), d_head, causal, length)
+    inputs = GPUMachine().inputs(cell)
+    q, k, v = inputs.q, inputs.k, inputs.v
     out, window = torch.empty_like(q), Window(right=0) if causal else FULL
     launches: dict[Any, Any] = {"FlashAttention-2": partial(flash_attention_2, q, k, v, causal=causal)}
     for text in CANDIDATES[d_head]:
         config = parse_kernel_name_into_config(f"({dtype}, {d_head}, {text}")
         launches[config.short_form()] = partial(run_forward, config, q, k, v, window=window, out=out)
     times = gpu_times_ms(launches, launches=5, rounds=7)
-    flops = forward_flops(batch, heads, length, length, d_head) / (2 if causal else 1)
     peer_ms = times.pop("FlashAttention-2")
     best = min(times, key=times.__getitem__)
     return {
@@ -68,8 +67,8 @@ def measure_cell(dtype: str, d_head: int, causal: bool, length: int) -> dict[str
         "d_head": d_head,
         "causal": causal,
         "length": length,
-        "peer_tflops": flops / peer_ms / 1e9,
-        "tflops": flops / times[best] / 1e9,
+        "peer_tflops": cell.tflops(peer_ms),
+        "tflops": cell.tflops(times[best]),
         "ratio": peer_ms / times[best],
         "best": best,
         "ratios": {name: peer_ms / time for name, time in times.items()},
@@ -94,17 +93,9 @@ def main() -> None:
             cells += row
             figures = "  ".join(f"{cell['tflops']:4.0f} {cell['ratio']:.3f}" for cell in row)
             print(f"{options.dtype} d_head {d_head:3} {'causal' if causal else 'full':6}  {figures}", flush=True)
-    mean = math.exp(sum(math.log(cell["ratio"]) for cell in cells) / len(cells))
+    mean = geometric_mean(cell["ratio"] for cell in cells)
     print(f"geometric mean of the ratios: {mean:.3f}; smallest: {min(cell['ratio'] for cell in cells):.3f}")
-    document = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "date": date.today().isoformat(),
-        "geometric_mean": mean,
-        "cells": cells,
-    }
-    options.result.write_text(json.dumps(document, indent=1) + "\n")
+    write_document(options.result, {"environment": environment_record(), "geometric_mean": mean, "cells": cells})
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +20,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashwright.attention import attention, chosen_config
+from flashwright.bench.timing import host_us
 from flashwright.gpu import device_tensor, loaded_kernel
 from flashwright.integrations.flash_attn import flash_attn_func
 from flashwright.integrations.sdpa import scaled_dot_product_attention
@@ -31,21 +30,6 @@ from flashwright.variant import FULL
 
 LIMIT_US = 15.0
 """Of attention() over the launch."""
-
-
-def host_us(call: Callable[[], Any], calls: int, repeats: int) -> float:
-    """Median microseconds of host time per call."""
-    for _ in range(3 * calls):
-        call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-        torch.cuda.synchronize()
-    return statistics.median(times)
 
 
 def calls_to_time(q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:

@@ -98,12 +98,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_carries_the_device_code_and_the_typing_marker(wheel):
+def test_the_wheel_carries_the_device_code_the_tuning_results_and_the_typing_marker(wheel):
     package = ROOT / "src" / "flashwright"
-    headers = {path.relative_to(package.parent).as_posix() for path in package.rglob("*.cuh")}
-    assert {"flashwright/cuda/ampere_forward.cuh", "flashwright/cuda/ptx/mma.cuh"} <= headers
+    data = {path for pattern in ("*.cuh", "tuning/shipped/*.json") for path in package.rglob(pattern)}
+    files = {path.relative_to(package.parent).as_posix() for path in data}
+    assert {"flashwright/cuda/ampere_forward.cuh", "flashwright/cuda/ptx/mma.cuh"} <= files
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert headers | {"flashwright/py.typed"} <= names
+    assert files | {"flashwright/py.typed"} <= names
     assert [name for name in names if not name.startswith(("flashwright/", "flashwright-"))] == []
 
 

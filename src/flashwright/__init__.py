@@ -2,6 +2,11 @@
 
 from flashwright.attention import attention
 from flashwright.compiler import CompileError, Kernel, compile_kernel, compile_many
+from flashwright.families import parse_config
+from flashwright.hopper.config import HopperForwardKernelConfig, parse_hopper_config
+from flashwright.hopper.ladder import get_hopper_progression, get_hopper_progression_configs
+from flashwright.hopper.shapes import HopperTileShapes
+from flashwright.hopper.space import get_hopper_configs, hopper_rejection_reason
 from flashwright.integrations.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -34,6 +39,8 @@ __all__ = [
     "FlashForwardKernelConfig",
     "ForwardKernelTileShapes",
     "GPUError",
+    "HopperForwardKernelConfig",
+    "HopperTileShapes",
     "Kernel",
     "LadderRung",
     "Occupancy",
@@ -46,9 +53,15 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "get_autotuning_kernel_configs",
+    "get_hopper_configs",
+    "get_hopper_progression",
+    "get_hopper_progression_configs",
     "get_kernel_progression",
     "get_kernel_progression_configs",
+    "hopper_rejection_reason",
     "occupancy",
+    "parse_config",
+    "parse_hopper_config",
     "parse_kernel_name_into_config",
     "rejection_reason",
     "run_forward",

@@ -115,6 +115,11 @@ def attention(
 _plans = PlanCache()
 
 
+def forget_plans() -> None:
+    """Calls choose their kernels anew."""
+    _plans.clear()
+
+
 def needs_no_dispatcher(torch: Any, q: Any, k: Any, v: Any) -> bool:
     """Whether nothing watches this call but the GPU: no gradient, no fake, traced, wrapped or batched tensors."""
     plain = torch.Tensor

@@ -8,16 +8,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from flashwright.commands.bench import bench
+from flashwright.commands.compare import compare
+from flashwright.commands.doctor import doctor
+from flashwright.commands.explain import explain
 from flashwright.commands.ladder import ladder
 from flashwright.commands.simulate import simulate
+from flashwright.commands.tune import app as tune_app
 from flashwright.compiler import CompileError
 from flashwright.gpu import GPUError
 from flashwright.simulator import PtxSyntaxError, SimulationError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-COMMANDS = (ladder, simulate)
+COMMANDS = (bench, compare, doctor, explain, ladder, simulate)
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(tune_app, name="tune")
 
 
 @app.callback()

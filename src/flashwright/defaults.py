@@ -1,4 +1,4 @@
-"""Which config computes a problem when nobody chose one."""
+"""Which config computes a problem when nobody chose one: what was measured fastest, or else what experience says."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from flashwright.kernel_configs import DType, FlashForwardKernelConfig, parse_ke
 
 NATIVE_D_HEADS = (32, 64, 96, 128, 160, 192, 256)
 """Head dimensions with a kernel of their own; others are padded up to the next inside the kernel."""
-
-_FEW_ROWS = 64
-"""Up to this many query rows, a block of 128 rows would be half empty."""
 
 _COPIES = "async+eager+swizzled"
 _WIDE_HEADS = {
@@ -46,23 +43,54 @@ def native_d_head(head_dim: int) -> int:
     raise ValueError(f"head_dim: {head_dim} is not allowed; allowed: multiples of 8 up to {NATIVE_D_HEADS[-1]}")
 
 
-@cache
 def _has_much_shared_memory(gpu: str | None) -> bool:
     """Whether a GPU of this name has 228 KiB of shared memory per multiprocessor: Hopper and the large Blackwells."""
     return gpu is not None and re.search(r"\b(H\d00|GH\d00|B\d00|GB\d00)", gpu) is not None
 
 
+SHORT, MEDIUM, LONG = LENGTH_BUCKETS = ("1-64", "65-1024", "1025-")
+"""Rows of queries, and of keys, within which one config serves. Up to 64, a block of 128 would be half empty."""
+
+
+def length_bucket(length: int) -> str:
+    if length <= 64:
+        return SHORT
+    return MEDIUM if length <= 1024 else LONG
+
+
 def default_config(
     dtype: DType, head_dim: int, *, causal: bool, q_length: int, kv_length: int, gpu: str | None
 ) -> FlashForwardKernelConfig:
-    """A good config for a problem on a GPU of some name. On an H200 the same one is best with and without a mask."""
-    if q_length <= _FEW_ROWS:
-        table = _FEW_ROWS_TABLE
-    else:
-        table = _TWO_STAGES if _has_much_shared_memory(gpu) else _ONE_STAGE
-    return _parsed(dtype, d_head := native_d_head(head_dim), table[d_head])
+    """A good config for a problem on a GPU of some name; None: no GPU.
+
+    What was measured on such a GPU comes first: the user's own tuning, then the results that ship with the package.
+    """
+    return _default_config(dtype, head_dim, causal, length_bucket(q_length), length_bucket(kv_length), gpu)
 
 
 @cache
-def _parsed(dtype: DType, d_head: int, blocks: str) -> FlashForwardKernelConfig:
-    return parse_kernel_name_into_config(f"({dtype.name}, {d_head}, {blocks}")
+def _default_config(
+    dtype: DType, head_dim: int, causal: bool, q_bucket: str, kv_bucket: str, gpu: str | None
+) -> FlashForwardKernelConfig:
+    d_head = native_d_head(head_dim)
+    if gpu is not None:
+        from flashwright.tuning.lookup import tuned_config  # reads files, so only when a GPU asks for the first time
+
+        tuned = tuned_config(gpu, "ampere", dtype, d_head, causal, q_bucket, kv_bucket)
+        if isinstance(tuned, FlashForwardKernelConfig):
+            return tuned
+    return untuned_config(dtype, d_head, q_bucket=q_bucket, gpu=gpu)
+
+
+def forget_choices() -> None:
+    """The next call looks for measured results anew."""
+    _default_config.cache_clear()
+
+
+def untuned_config(dtype: DType, d_head: int, *, q_bucket: str, gpu: str | None) -> FlashForwardKernelConfig:
+    """What is good by experience. On an H200 the same config is best with and without a mask."""
+    if q_bucket == SHORT:
+        table = _FEW_ROWS_TABLE
+    else:
+        table = _TWO_STAGES if _has_much_shared_memory(gpu) else _ONE_STAGE
+    return parse_kernel_name_into_config(f"({dtype.name}, {d_head}, {table[d_head]}")

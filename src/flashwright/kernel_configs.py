@@ -7,14 +7,20 @@ it (`tile_shapes` decides that) and whether or not it is worth timing (`rejectio
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from enum import IntEnum
+from functools import cache
 from itertools import product
-from typing import Any
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 MAX_D_HEAD = 256
 MAX_WARPS = 32
+
+ConfigT = TypeVar("ConfigT")
+"""A config of any kernel family."""
 
 
 class DType(IntEnum):
@@ -105,14 +111,14 @@ class FlashForwardKernelConfig:
         return self._hash  # type: ignore[attr-defined]
 
     def _check_types(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "bool":
+        for name, kind in _FIELD_TYPES:
+            value = getattr(self, name)
+            if kind == "bool":
                 if value not in (0, 1):
-                    raise ValueError(f"{field.name}: {value!r} is not a truth value; allowed: True, False")
-                object.__setattr__(self, field.name, bool(value))
-            elif field.type == "int" and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"{field.name}: {value!r} is not an integer")
+                    raise ValueError(f"{name}: {value!r} is not a truth value; allowed: True, False")
+                object.__setattr__(self, name, bool(value))
+            elif kind == "int" and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ValueError(f"{name}: {value!r} is not an integer")
 
     def _check_values(self) -> None:
         self._require_multiple("d_head", of=16, at_most=MAX_D_HEAD)
@@ -160,8 +166,12 @@ class FlashForwardKernelConfig:
 
     def values(self) -> tuple[Any, ...]:
         """The field values in order."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return _field_values(self)
 
+
+# Spaces are made of thousands of configs: what is the same for all of them is found out once.
+_FIELD_TYPES = tuple((field.name, field.type) for field in fields(FlashForwardKernelConfig))
+_field_values: Callable[[FlashForwardKernelConfig], tuple[Any, ...]] = attrgetter(*(name for name, _ in _FIELD_TYPES))
 
 _OPTIONS_BEFORE_TILES = {"async": "async_copy", "eager": "eager_load_blocks", "swizzled": "swizzled"}
 _OPTIONS_AFTER_TILES = {
@@ -193,7 +203,7 @@ def _cpp_literal(value: DType | bool | int) -> str:
 def parse_kernel_name_into_config(text: str) -> FlashForwardKernelConfig:
     """The config named by a short form, or by a C++ kernel name containing `FlashForwardKernelConfig{…}`."""
     if match := _CPP_STRUCT.search(text):
-        return _parse_cpp_fields(match[1])
+        return parse_cpp_fields(FlashForwardKernelConfig, match[1], _FIELDS_NEVER_ZERO)
     if match := _SHORT_FORM.fullmatch(text.strip()):
         dtype, *sizes, options = match.groups()
         d_head, B_r, B_c, n_warps = map(int, sizes)
@@ -203,8 +213,19 @@ def parse_kernel_name_into_config(text: str) -> FlashForwardKernelConfig:
     raise ValueError(
         f"{text!r} names no kernel; expected a short form such as "
         "'(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax' "
-        "or a C++ name containing 'FlashForwardKernelConfig{…}'"
+        f"or a C++ name containing 'FlashForwardKernelConfig{{…}}'{nearest_hint(text.strip(), _known_short_forms())}"
     )
+
+
+def nearest_hint(text: str, known: Iterable[str]) -> str:
+    """The end of an error message: what the writer probably meant, if anything is near enough."""
+    nearest = get_close_matches(text, known, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+@cache
+def _known_short_forms() -> list[str]:
+    return [config.short_form() for config in (*get_kernel_progression_configs(), *get_autotuning_kernel_configs())]
 
 
 def _parse_options(options: str, text: str) -> dict[str, Any]:
@@ -224,7 +245,7 @@ def _parse_options(options: str, text: str) -> dict[str, Any]:
         else:
             raise ValueError(
                 f"unknown option {token!r} in {text!r}; allowed: {', '.join(_OPTION_FIELDS)}, "
-                "load_Q_K_V_tiles, stride_N"
+                f"load_Q_K_V_tiles, stride_N{nearest_hint(token, (*_OPTION_FIELDS, 'load_2_2_2_tiles', 'stride_2048'))}"
             )
         if kind in seen:
             raise ValueError(f"option {kind!r} is given twice in {text!r}")
@@ -234,18 +255,19 @@ def _parse_options(options: str, text: str) -> dict[str, Any]:
     return values
 
 
-def _parse_cpp_fields(initialiser: str) -> FlashForwardKernelConfig:
-    known = fields(FlashForwardKernelConfig)
+def parse_cpp_fields(config_type: Callable[..., ConfigT], initialiser: str, never_zero: int) -> ConfigT:
+    """The config that a C++ aggregate initialiser holds, by the order of the fields; the first `never_zero` of them
+    are there in any name. A mangled name may leave out trailing members that are zero (Itanium C++ ABI, "template
+    arguments")."""
+    known = fields(config_type)  # type: ignore[arg-type]
     texts = [text.strip() for text in initialiser.split(",")]
-    # A mangled name may leave out trailing members that are zero (Itanium C++ ABI, "template arguments").
-    if not _FIELDS_NEVER_ZERO <= len(texts) <= len(known):
+    if not never_zero <= len(texts) <= len(known):
         raise ValueError(
-            f"FlashForwardKernelConfig{{{initialiser}}} has {len(texts)} fields; "
-            f"expected {_FIELDS_NEVER_ZERO} to {len(known)}: {', '.join(field.name for field in known)}"
+            f"{config_type.__name__}{{{initialiser}}} has {len(texts)} fields; "
+            f"expected {never_zero} to {len(known)}: {', '.join(field.name for field in known)}"
         )
     values = [_parse_cpp_literal(field.name, text) for field, text in zip(known, texts, strict=False)]
-    values += [0] * (len(known) - len(values))
-    return FlashForwardKernelConfig(*values)  # type: ignore[arg-type]
+    return config_type(*values, *[0] * (len(known) - len(values)))
 
 
 def _parse_cpp_literal(name: str, text: str) -> DType | bool | int:
@@ -311,6 +333,8 @@ _STYLES: tuple[dict[str, Any], ...] = (
     {"mma_row_sum": True, "lazy_rescale": True},
     {"mma_row_sum": True, "lazy_rescale": True, "two_kv_stages": True},
 )
+_WIDE_STYLES: tuple[dict[str, Any], ...] = (*_STYLES, {"lazy_rescale": True})
+"""Beyond 128 columns, registers are so scarce that a row sum's column of ones may cost more than it saves."""
 _ACCUMULATORS_THAT_FIT = 240
 """fp32 accumulators of S and O per thread that leave registers for operands and addresses, of 255."""
 _ACCUMULATORS_THAT_FIT_REORDERED = 160
@@ -320,55 +344,99 @@ _ACCUMULATORS_THAT_FIT_REORDERED = 160
 def get_autotuning_kernel_configs(
     dtype: DType | str | None = None, d_head: int | None = None
 ) -> list[FlashForwardKernelConfig]:
-    """The search space: every config the filter keeps, of one or all dtypes and head dimensions."""
+    """The search space: every config worth timing, of one or all dtypes and of one or both seed head dimensions."""
     dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
     d_heads = AUTOTUNED_D_HEADS if d_head is None else (d_head,)
-    return [
-        config
-        for some_dtype, some_d_head in product(dtypes, d_heads)
-        for config in _candidates(some_dtype, some_d_head)
-        if should_autotune_config(config)
-    ]
+    return [config for some in product(dtypes, d_heads) for config in _worth_timing(*some)]
 
 
-def _candidates(dtype: DType, d_head: int) -> Iterator[FlashForwardKernelConfig]:
-    for B_r, B_c, n_warps in _BLOCK_SHAPES:
-        accumulators = B_r // n_warps * (B_c + d_head) // 32
-        if accumulators > _ACCUMULATORS_THAT_FIT:
-            continue
-        for (Q, K), V, buffer, style in product(_QK_LOAD_TILES, _V_LOAD_TILES, (False, True), _STYLES):
-            most_fragments = (16 if buffer else 8, d_head, B_c)
-            nothing_to_buffer = buffer and K == V == 0
-            tried_without_style = style and (buffer or K == 0)
-            if nothing_to_buffer or tried_without_style or not _tiles_fit(Q, K, V, *most_fragments):
-                continue
-            config = FlashForwardKernelConfig(
-                dtype, d_head, B_r, B_c, n_warps, True, True, True, Q, K, V, buffer, True, **style
-            )
-            yield config
-            # Where the assembler orders the loads, one way of writing them stands for all.
-            one_way = style and K == V == 2 and not buffer
-            if one_way and (config.two_kv_stages or accumulators <= _ACCUMULATORS_THAT_FIT_REORDERED):
-                yield replace(config, assembler_reorders=True)
+@cache
+def _worth_timing(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
+    return tuple(config for config, reason in search_space(dtype, d_head) if reason is None)
 
 
-def _tiles_fit(Q: int, K: int, V: int, columns_per_fragment: int, d_head: int, B_c: int) -> bool:
-    return max(Q, K) * columns_per_fragment <= d_head and V * columns_per_fragment <= B_c
+def search_space(dtype: DType, d_head: int) -> Iterator[tuple[FlashForwardKernelConfig, str | None]]:
+    """Every combination of the knobs' values, with why it is not worth timing ("rule: reason"), or None if it is."""
+    styles = _WIDE_STYLES if _is_wide(d_head) else _STYLES
+    knobs = product(_BLOCK_SHAPES, _QK_LOAD_TILES, _V_LOAD_TILES, (False, True), styles, (False, True))
+    for (B_r, B_c, n_warps), (Q, K), V, buffer, style, reorder in knobs:
+        config = FlashForwardKernelConfig(
+            dtype, d_head, B_r, B_c, n_warps, True, True, True, Q, K, V, buffer, True,
+            assembler_reorders=reorder, **style,
+        )  # fmt: skip
+        yield config, _rejection_in_space(config) or _redundancy_in_space(config)
+
+
+def _is_wide(d_head: int) -> bool:
+    """Whether heads are wider than any that the filter's rules were made for."""
+    return d_head > max(AUTOTUNED_D_HEADS)
+
+
+def _rejection_in_space(cfg: FlashForwardKernelConfig) -> str | None:
+    """Why a config cannot be good: the filter's rules, and what does not fit."""
+    reason = rejection_reason(cfg)
+    # Rule 5 says that Q fits in registers, which a wide head's does not.
+    if reason is not None and not (reason.startswith("rule 5") and _is_wide(cfg.d_head)):
+        return reason
+    if (accumulators := _accumulators(cfg)) > _ACCUMULATORS_THAT_FIT:
+        return f"registers: S and O take {accumulators} registers of a thread; {_ACCUMULATORS_THAT_FIT} leave room"
+    Q, K, V = cfg.Q_mma_load_K_tiles, cfg.K_mma_load_K_tiles, cfg.V_mma_load_K_tiles
+    columns = 16 if cfg.mma_double_buffer_loads else 8
+    if max(Q, K) * columns > cfg.d_head or V * columns > cfg.B_c:
+        return (
+            f"load tiles: {Q}, {K}, {V} fragments of {columns} columns exceed d_head = {cfg.d_head} or B_c = {cfg.B_c}"
+        )
+    return None
+
+
+def _redundancy_in_space(cfg: FlashForwardKernelConfig) -> str | None:
+    """Why a config that may be good need not be timed: others stand for it."""
+    K, V, buffer = cfg.K_mma_load_K_tiles, cfg.V_mma_load_K_tiles, cfg.mma_double_buffer_loads
+    styled = cfg.lazy_rescale
+    if buffer and K == V == 0:
+        return "buffer: K and V are loaded as a whole; there is nothing to double-buffer"
+    if styled and (K == 0 or (buffer and not _is_wide(cfg.d_head))):
+        return "style: later optimisations are tried where loads are tiled and, up to d_head 128, not double-buffered"
+    if cfg.assembler_reorders:
+        one_way = styled and K == V == 2 and not buffer
+        if not one_way:
+            return "reorder: where the assembler orders loads, one way of writing them (2_2, unbuffered) stands for all"
+        if cfg.B_r == 64 and cfg.d_head == 128:
+            return "reorder: at 64 rows of 128 columns the assembler prefers one more resident block, and spills for it"
+        if not cfg.two_kv_stages and _accumulators(cfg) > _ACCUMULATORS_THAT_FIT_REORDERED:
+            return f"reorder: more than {_ACCUMULATORS_THAT_FIT_REORDERED} accumulators leave the assembler no room"
+    return None
+
+
+def _accumulators(cfg: FlashForwardKernelConfig) -> int:
+    """fp32 registers of a thread that hold S and O."""
+    return cfg.B_r // cfg.n_warps * (cfg.B_c + cfg.d_head) // 32
 
 
 # --- The ladder ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class LadderRung:
+class LadderRung(Generic[ConfigT]):
     """One step from the plainest kernel to the fastest: a config, and what it changes in the one before."""
 
     number: int
     change: str
-    config: FlashForwardKernelConfig
+    config: ConfigT
 
 
-def get_kernel_progression(dtype: DType | str = DType.BF16, d_head: int = 128) -> list[LadderRung]:
+def climbed(base: ConfigT, changes: Iterable[tuple[str, dict[str, Any]]]) -> list[LadderRung[ConfigT]]:
+    """The rungs from a base on, each with some fields of the one before changed."""
+    rungs, config = [], base
+    for number, (change, values) in enumerate(changes, start=1):
+        config = replace(config, **values)  # type: ignore[type-var]
+        rungs.append(LadderRung(number, change, config))
+    return rungs
+
+
+def get_kernel_progression(
+    dtype: DType | str = DType.BF16, d_head: int = 128
+) -> list[LadderRung[FlashForwardKernelConfig]]:
     """The ladder, each rung one idea above the last."""
     base = FlashForwardKernelConfig(DType.parse(dtype), d_head, 64, 64, 4, True, False, False, 0, 0, 0, False, False)
     changes: list[tuple[str, dict[str, Any]]] = [
@@ -391,11 +459,7 @@ def get_kernel_progression(dtype: DType | str = DType.BF16, d_head: int = 128) -
             {"assembler_reorders": True, "peeled_first_step": False},
         ),
     ]
-    rungs, config = [], base
-    for number, (change, values) in enumerate(changes, start=1):
-        config = replace(config, **values)
-        rungs.append(LadderRung(number, change, config))
-    return rungs
+    return climbed(base, changes)
 
 
 def get_kernel_progression_configs(

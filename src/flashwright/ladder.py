@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from flashwright.bench.result_files import parsed_entries, read_document, write_document
 from flashwright.compiler import Kernel, compile_many
+from flashwright.environment import environment_record
+from flashwright.families import AMPERE, HOPPER, ForwardKernelConfig, KernelFamily, family_of, parse_config
 from flashwright.gpu import gpu_available
-from flashwright.kernel_configs import DType, FlashForwardKernelConfig, LadderRung, get_kernel_progression
+from flashwright.hopper.ladder import get_hopper_progression
+from flashwright.kernel_configs import DType, LadderRung, get_kernel_progression
 from flashwright.occupancy import occupancy
 from flashwright.progress import progress_bar
 from flashwright.simulation import random_inputs, reference_forward, relative_error, simulate_forward
 
-ARCHITECTURES = ("sm_80", "sm_90")
 SIMULATED_ROWS = 256
 SIMULATED_HEADS = 2
 TIMED_SHAPE = {"batch": 4, "heads": 16, "rows": 4096}
 """16k tokens of hidden size 2048 at d_head 128."""
 TOLERANCE = {DType.FP16: 1e-3, DType.BF16: 8e-3}
 """Largest relative error that rounding to the dtype explains."""
+
+
+@dataclass(frozen=True)
+class FamilyLadder:
+    """How one family of kernels is climbed."""
+
+    family: KernelFamily
+    rungs: Callable[[DType | str, int], list[LadderRung[Any]]]
+    architectures: tuple[str, ...]
+    """What is compiled for."""
+    peers: tuple[str, ...]
+    """What is timed beside it, by the names of `bench.peers`; the first is what it has to reach."""
+
+
+LADDERS = {
+    each.family.name: each
+    for each in (
+        FamilyLadder(AMPERE, get_kernel_progression, ("sm_80", "sm_90"), ("sdpa-fa2",)),
+        FamilyLadder(HOPPER, get_hopper_progression, ("sm_90a",), ("sdpa-cudnn", "sdpa-fa2")),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -54,12 +80,21 @@ class Simulated:
 class Timed:
     time_ms: float
     tflops: float
-    ratio_to_flash_attention_2: float
+    ratios: Mapping[str, float]
+    """How many times as fast as each peer, by the names of `bench.peers`."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Timed:
+        if "ratio_to_flash_attention_2" in values:  # as it was stored when that was the only peer
+            ratios = {"sdpa-fa2": values["ratio_to_flash_attention_2"]}
+        else:
+            ratios = dict(values["ratios"])
+        return cls(values["time_ms"], values["tflops"], ratios)
 
 
 @dataclass(frozen=True)
 class RungResult:
-    rung: LadderRung
+    rung: LadderRung[Any]
     compiled: dict[str, Compiled]
     simulation: Simulated
     gpu: Timed | None
@@ -78,42 +113,124 @@ class RungResult:
             "gpu": None if self.gpu is None else asdict(self.gpu),
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RungResult:
+        gpu = values["gpu"]
+        return cls(
+            LadderRung(int(values["rung"]), str(values["change"]), parse_config(values["config"])),
+            {arch: Compiled(**facts) for arch, facts in values["compiled"].items()},
+            Simulated(**values["simulation"]),
+            None if gpu is None else Timed.from_dict(gpu),
+        )
 
-def climb(dtype: DType | str = DType.BF16, d_head: int = 128, *, progress: bool = True) -> list[RungResult]:
-    """Compiles, simulates and, on a GPU, times every rung."""
-    rungs = get_kernel_progression(dtype, d_head)
+
+@dataclass(frozen=True)
+class Ladder:
+    """Every rung, from the plainest kernel to the fastest, and where that was found."""
+
+    rungs: tuple[RungResult, ...]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> bool:
+        """Whether a GPU timed every rung."""
+        return all(result.gpu is not None for result in self.rungs)
+
+    @property
+    def timings(self) -> list[Timed]:
+        """Of the rungs that a GPU timed."""
+        return [result.gpu for result in self.rungs if result.gpu is not None]
+
+    @property
+    def family(self) -> str:
+        return family_of(self.rungs[0].rung.config).name
+
+    @property
+    def peers(self) -> list[str]:
+        """What every timed rung was timed beside; what the family has to reach first."""
+        return list(self.timings[0].ratios) if self.timings else []
+
+    @property
+    def gains(self) -> list[float | None]:
+        """How many times as fast as the rung before each timed rung is; None for the first."""
+        times = [timed.time_ms for timed in self.timings]
+        return [None, *(before / after for before, after in pairwise(times))][: len(times)]
+
+    @property
+    def wrong(self) -> list[int]:
+        """The rungs that do not agree with the float64 reference."""
+        return [result.rung.number for result in self.rungs if not result.correct]
+
+    def to_dict(self) -> dict[str, Any]:
+        rungs = [result.to_dict() for result in self.rungs]
+        if self.timed:
+            for rung, gain in zip(rungs, self.gains, strict=True):
+                rung["gain_over_previous"] = gain
+        return {"environment": dict(self.environment), "timed_shape": TIMED_SHAPE, "rungs": rungs}
+
+
+def write_ladder(path: Path, ladder: Ladder) -> None:
+    write_document(path, ladder.to_dict())
+
+
+def read_ladder(path: Path) -> Ladder:
+    document = read_document(path, holding="rungs", made_by="flashwright ladder")
+    rungs = parsed_entries(path, document, "rungs", RungResult.from_dict)
+    return Ladder(tuple(rungs), document.get("environment", {}))
+
+
+def climb(
+    dtype: DType | str = DType.BF16, d_head: int = 128, *, family: str = "ampere", progress: bool = True
+) -> Ladder:
+    """Compiles, simulates and, on a GPU of the family, times every rung."""
+    if family not in LADDERS:
+        raise ValueError(f"family: {family!r} is not known; allowed: {', '.join(LADDERS)}")
+    ladder = LADDERS[family]
+    rungs = ladder.rungs(dtype, d_head)
     configs = [rung.config for rung in rungs]
-    kernels = {arch: compile_many(configs, arch, progress=progress) for arch in ARCHITECTURES}
+    kernels = {arch: compile_many(configs, arch, progress=progress) for arch in ladder.architectures}
     with progress_bar("simulating", len(rungs), enabled=progress) as advance:
         simulations = []
         for config in configs:
             simulations.append(_simulate(config))
             advance()
-    timings = _time_all(configs, progress=progress) if gpu_available() else [None] * len(rungs)
-    return [
-        RungResult(rung, {arch: Compiled.of(kernels[arch][i]) for arch in ARCHITECTURES}, simulations[i], timings[i])
+    timed = gpu_available() and ladder.family.runs_on(_this_arch())
+    timings = _time_all(configs, ladder.peers, progress=progress) if timed else [None] * len(rungs)
+    results = [
+        RungResult(
+            rung, {arch: Compiled.of(kernels[arch][i]) for arch in ladder.architectures}, simulations[i], timings[i]
+        )
         for i, rung in enumerate(rungs)
     ]
+    return Ladder(tuple(results), environment_record())
 
 
-def _simulate(config: FlashForwardKernelConfig) -> Simulated:
+def _simulate(config: ForwardKernelConfig) -> Simulated:
     inputs = random_inputs(config, heads=SIMULATED_HEADS, rows=SIMULATED_ROWS)
     simulation = simulate_forward(config, *inputs)
     counters = simulation.run.counters
-    warps = SIMULATED_ROWS // config.B_r * SIMULATED_HEADS * config.n_warps
+    q_blocks, kv_blocks = -(-SIMULATED_ROWS // config.B_r), -(-SIMULATED_ROWS // config.B_c)
+    warps = q_blocks * SIMULATED_HEADS * config.n_warps
     return Simulated(
         instructions=counters.executed,
-        instructions_per_kv_step=counters.executed / (warps * (SIMULATED_ROWS // config.B_c)),
+        instructions_per_kv_step=counters.executed / (warps * kv_blocks),
         bank_conflicts=counters.bank_conflicts,
         global_sectors=counters.global_sectors,
         relative_error=relative_error(simulation.output, reference_forward(*inputs)[0]),
     )
 
 
-def _time_all(configs: list[FlashForwardKernelConfig], *, progress: bool) -> list[Timed]:
+def _this_arch() -> str:
     import torch
 
-    from flashwright.bench.peers import flash_attention_2
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def _time_all(configs: list[ForwardKernelConfig], peers: tuple[str, ...], *, progress: bool) -> list[Timed]:
+    import torch
+
+    from flashwright.bench.peers import PEERS, Inputs
     from flashwright.bench.timing import forward_flops, gpu_times_ms
     from flashwright.runtime import run_forward
 
@@ -125,9 +242,11 @@ def _time_all(configs: list[FlashForwardKernelConfig], *, progress: bool) -> lis
     )
     flops = forward_flops(batch, heads, rows, rows, first.d_head)
     out = torch.empty_like(q)
-    candidates: dict[Any, Callable[[], Any]] = {"peer": partial(flash_attention_2, q, k, v)}
+    candidates: dict[Any, Callable[[], Any]] = {
+        name: PEERS[name].prepare(Inputs(q, k, v, causal=False)).run for name in peers
+    }
     candidates |= {config: partial(run_forward, config, q, k, v, out=out) for config in configs}
     with progress_bar("timing", 1, enabled=progress) as advance:
         times = gpu_times_ms(candidates)
         advance()
-    return [Timed(times[c], flops / times[c] / 1e9, times["peer"] / times[c]) for c in configs]
+    return [Timed(times[c], flops / times[c] / 1e9, {name: times[name] / times[c] for name in peers}) for c in configs]

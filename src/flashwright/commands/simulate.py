@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from flashwright.commands.output import JsonOption, print_json
-from flashwright.kernel_configs import FlashForwardKernelConfig, parse_kernel_name_into_config
+from flashwright.families import OLDEST, ForwardKernelConfig, parse_config
 from flashwright.simulation import random_inputs, reference_forward, relative_error, simulate_forward
 from flashwright.simulator import Run, SimulatedGPU
 
@@ -50,17 +50,22 @@ def simulate(
     ] = None,
     rows: Annotated[int, typer.Option(help="CONFIG: rows of q, k and v.")] = 256,
     heads: Annotated[int, typer.Option(help="CONFIG: heads.")] = 2,
-    arch: Annotated[str, typer.Option(help="The simulated architecture.")] = "sm_80",
+    arch: Annotated[
+        str | None,
+        typer.Option(help="The simulated architecture.", show_default="the oldest of the config's family; PTX: sm_80"),
+    ] = None,
     hazards: Annotated[bool, typer.Option(help="Check for races, missing waits and uninitialised reads.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Run a kernel on the simulated GPU and print what it did."""
     if target.endswith(".ptx"):
         text = Path(target).read_text("utf-8")
-        result = simulate_ptx(text, kernel, grid, block, shared_bytes, arg or [], arch=arch, check_hazards=hazards)
+        result = simulate_ptx(
+            text, kernel, grid, block, shared_bytes, arg or [], arch=arch or "sm_80", check_hazards=hazards
+        )
     else:
-        config = parse_kernel_name_into_config(target)
-        result = simulate_config(config, rows=rows, heads=heads, arch=arch, check_hazards=hazards)
+        config = parse_config(target)
+        result = simulate_config(config, rows=rows, heads=heads, arch=arch or OLDEST, check_hazards=hazards)
     if as_json:
         print_json(result.to_dict())
     else:
@@ -83,7 +88,7 @@ class SimulationResult:
 
 
 def simulate_config(
-    config: FlashForwardKernelConfig, *, rows: int, heads: int, arch: str, check_hazards: bool
+    config: ForwardKernelConfig, *, rows: int, heads: int, arch: str, check_hazards: bool
 ) -> SimulationResult:
     """A config's kernel on random inputs, checked against the float64 reference."""
     inputs = random_inputs(config, heads=heads, rows=rows)

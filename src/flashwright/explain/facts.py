@@ -1,0 +1,300 @@
+"""All that is known about one config: plain values, gathered by `gather`, shown by `report`, `page` and the commands.
+
+Nothing here is particular to a kernel family: a family says what its knobs, operands and regions are called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashwright.explain.loop import InstructionMix
+from flashwright.occupancy import Occupancy
+
+
+@dataclass(frozen=True)
+class Knob:
+    name: str
+    value: str
+    is_on: bool | None
+    """None where the knob is a number."""
+    meaning: str
+    """What this value does."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    value: float
+    meaning: str
+
+
+@dataclass(frozen=True)
+class OperandRegisters:
+    operand: str
+    registers: int
+    arithmetic: str
+
+
+@dataclass(frozen=True)
+class RegisterPhase:
+    """A stretch of a KV step, and the operands that are alive in it."""
+
+    name: str
+    operands: tuple[OperandRegisters, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(operand.registers for operand in self.operands)
+
+
+@dataclass(frozen=True)
+class RegisterBudget:
+    """Registers per thread: what the operands need by arithmetic, and what the compiler used."""
+
+    phases: tuple[RegisterPhase, ...]
+    limit: int
+    used: int
+    spill_bytes: int
+    stack_bytes: int
+
+    @property
+    def operands(self) -> tuple[OperandRegisters, ...]:
+        """Every operand once, in the order of its first use."""
+        seen = {operand.operand: operand for phase in self.phases for operand in phase.operands}
+        return tuple(seen.values())
+
+    @property
+    def planned(self) -> int:
+        """The most that is alive at once."""
+        return max(phase.total for phase in self.phases)
+
+
+@dataclass(frozen=True)
+class SharedRegion:
+    name: str
+    operand: str
+    offset: int
+    bytes: int
+    note: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.bytes
+
+
+@dataclass(frozen=True)
+class SharedMap:
+    regions: tuple[SharedRegion, ...]
+    total_bytes: int
+    limit_bytes: int
+    """The most a thread block may have on this architecture."""
+
+    def region_at(self, address: int) -> SharedRegion | None:
+        return next((region for region in self.regions if region.offset <= address < region.end), None)
+
+
+@dataclass(frozen=True)
+class Buffering:
+    """Whether an operand of a matrix product is double-buffered in registers, and why or why not."""
+
+    product: str
+    operand: str
+    is_double_buffered: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    kept: bool
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class KVLoop:
+    ptx: InstructionMix
+    sass: InstructionMix | None
+    sass_problem: str | None
+    """Why there is no machine code to look at."""
+
+
+@dataclass(frozen=True)
+class SharedTraffic:
+    """What one warp does to one operand's shared memory in one KV step."""
+
+    operation: str
+    operand: str
+    accesses: int
+    wavefronts: int
+    wavefronts_ideal: int
+
+    @property
+    def bank_conflicts(self) -> int:
+        return self.wavefronts - self.wavefronts_ideal
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What one warp executes in one KV step that is neither the first nor the last."""
+
+    instructions: int
+    barriers: int
+    global_sectors: int
+    shared: tuple[SharedTraffic, ...]
+
+    @property
+    def bank_conflicts(self) -> int:
+        return sum(traffic.bank_conflicts for traffic in self.shared)
+
+    @property
+    def wavefronts(self) -> int:
+        return sum(traffic.wavefronts for traffic in self.shared)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One thread block, run on the simulated GPU against random inputs."""
+
+    q_rows: int
+    kv_rows: int
+    relative_error: float
+    counters: dict[str, int]
+    """Totals of the launch."""
+    step: StepCounts
+
+
+@dataclass(frozen=True)
+class LaneAccess:
+    lane: int
+    address: int
+    """Byte offset in shared memory."""
+    row: int
+    vector: int
+    """Which row and which 16-byte vector of the block the lane asked for."""
+
+    @property
+    def bank_group(self) -> int:
+        """Which 16 of a bank line's 128 bytes: four banks."""
+        return self.address % 128 // 16
+
+
+@dataclass(frozen=True)
+class MatrixLoad:
+    """One executed `ldmatrix`, and the layout of the block it reads."""
+
+    config: str
+    swizzled: bool
+    operand: str
+    instruction: str
+    source: str
+    lanes: tuple[LaneAccess, ...]
+    wavefronts: int
+    wavefronts_ideal: int
+    bank_groups: tuple[tuple[int, ...], ...]
+    """Of the first rows of the block, where each 16-byte vector lies."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive executed instructions of one kind."""
+
+    start: int
+    length: int
+    kind: str
+    operand: str | None = None
+
+
+@dataclass(frozen=True)
+class CopyFlight:
+    """A block's copy from its first instruction to the wait that makes it arrive; indices of executed instructions."""
+
+    block: str
+    region: str
+    start: int
+    issued: int
+    end: int | None
+    """None: not waited for before the kernel ends."""
+    asynchronous: bool
+
+
+@dataclass(frozen=True)
+class Phase:
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Two KV steps as one warp executed them. Indices count instructions from the start of the first step."""
+
+    step_starts: tuple[int, ...]
+    """And, last, where the second step ends."""
+    first_step: int
+    spans: tuple[Span, ...]
+    flights: tuple[CopyFlight, ...]
+    phases: tuple[Phase, ...]
+
+    @property
+    def instructions(self) -> int:
+        return self.step_starts[-1]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The figures by which neighbouring configs are compared."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    blocks_per_sm: int
+    instructions_per_step: int | None
+    """Of one warp; None if the kernel does not fit the architecture."""
+    bank_conflicts_per_step: int | None
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The same config with one knob turned."""
+
+    change: str
+    config: str | None
+    problem: str | None
+    """Why no kernel can be built from it."""
+    rejection: str | None
+    effects: Effects | None
+    same_work: bool = True
+    """Whether a warp's KV step computes as much as before, so that counts per step compare."""
+
+
+@dataclass(frozen=True)
+class ConfigFacts:
+    config: str
+    family: str
+    arch: str
+    kernel: str
+    knobs: tuple[Knob, ...]
+    shapes: tuple[Shape, ...]
+    verdict: Verdict
+    registers: RegisterBudget
+    shared: SharedMap
+    occupancy: Occupancy
+    buffering: tuple[Buffering, ...]
+    loop: KVLoop
+    simulation: Simulation | None
+    simulation_problem: str | None
+    matrix_loads: tuple[MatrixLoad, ...]
+    """The config's own, and that of the same config with the swizzle turned."""
+    timeline: Timeline | None
+    effects: Effects
+    neighbours: tuple[Neighbour, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON, with the sums that properties give."""
+        document = asdict(self)
+        document["registers"]["planned"] = self.registers.planned
+        for phase, values in zip(self.registers.phases, document["registers"]["phases"], strict=True):
+            values["total"] = phase.total
+        if self.simulation is not None:
+            document["simulation"]["step"]["bank_conflicts"] = self.simulation.step.bank_conflicts
+        return document

@@ -1,0 +1,149 @@
+"""What is tuned: one problem stands for all of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+from flashwright.bench.timing import forward_flops
+from flashwright.defaults import NATIVE_D_HEADS, length_bucket
+from flashwright.families import ForwardKernelConfig, family_of
+from flashwright.hopper.config import D_HEADS as HOPPER_D_HEADS
+from flashwright.kernel_configs import DType
+from flashwright.launch_arguments import MAX_GRID_YZ, MAX_LENGTH, DeviceTensor
+from flashwright.tile_shapes import VECTOR_BYTES
+from flashwright.variant import FULL, AttentionVariant, Window
+
+D_HEADS = {"ampere": NATIVE_D_HEADS, "hopper": HOPPER_D_HEADS}
+"""Head dimensions with a kernel of their own, by the kernel families that there is a search space for."""
+FAMILIES = tuple(D_HEADS)
+TOKENS, HIDDEN = 16_384, 2_048
+"""The size of the problems that are tuned unless told otherwise: rows over all sequences, columns over all heads."""
+SHORT_LENGTH, LONG_LENGTH = 512, 8_192
+
+
+class ProblemKind(NamedTuple):
+    """What a tuned config is found by, GPU apart: problems of one kind share it."""
+
+    family: str
+    dtype: DType
+    d_head: int
+    causal: bool
+    q_bucket: str
+    kv_bucket: str
+
+
+@dataclass(frozen=True)
+class TuningProblem:
+    """A forward pass to time: heads of a native dimension, (batch, rows, heads, d_head) in memory."""
+
+    family: str
+    dtype: DType
+    d_head: int
+    causal: bool
+    batch: int
+    heads: int
+    q_length: int
+    kv_length: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", DType.parse(self.dtype))
+        if self.family not in FAMILIES:
+            raise ValueError(f"family: {self.family!r} is not known; allowed: {', '.join(FAMILIES)}")
+        if not isinstance(self.d_head, int) or self.d_head not in D_HEADS[self.family]:
+            allowed = ", ".join(map(str, D_HEADS[self.family]))
+            raise ValueError(f"d_head: {self.d_head!r} has no kernel of its own to tune; allowed: {allowed}")
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"causal: {self.causal!r} is not allowed; allowed: True, False")
+        limits = {"batch": MAX_GRID_YZ, "heads": MAX_GRID_YZ, "q_length": MAX_LENGTH, "kv_length": MAX_LENGTH}
+        for name, most in limits.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"{name}: {value!r} is not allowed; allowed: 1 to {most}")
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        lengths = f"{self.q_length}" if self.q_length == self.kv_length else f"{self.q_length}×{self.kv_length}"
+        shape = f"batch {self.batch}, {self.heads} heads, {lengths} rows"
+        return f"{self.dtype.name}, d_head {self.d_head}, {mask}, {shape}"
+
+    @property
+    def kind(self) -> ProblemKind:
+        buckets = length_bucket(self.q_length), length_bucket(self.kv_length)
+        return ProblemKind(self.family, self.dtype, self.d_head, self.causal, *buckets)
+
+    @property
+    def window(self) -> Window:
+        return Window(right=0) if self.causal else FULL
+
+    @property
+    def flops(self) -> float:
+        """Of both matrix products; half of them under a causal mask, as benchmarks of attention count."""
+        flops = forward_flops(self.batch, self.heads, self.q_length, self.kv_length, self.d_head)
+        return flops / 2 if self.causal else float(flops)
+
+    def tflops(self, time_ms: float) -> float:
+        return self.flops / time_ms / 1e9
+
+    def variant(self, config: ForwardKernelConfig) -> AttentionVariant:
+        """The variant of a config's kernel that computes this problem."""
+        q, k, v, o = (
+            self._tensor(name, rows)
+            for name, rows in (
+                ("q", self.q_length),
+                ("k", self.kv_length),
+                ("v", self.kv_length),
+                ("out", self.q_length),
+            )
+        )
+        launch = family_of(config).launch(config, q, k, v, o, window=self.window, multiprocessors=1)
+        return launch.variant
+
+    def _tensor(self, name: str, rows: int) -> DeviceTensor:
+        row_stride = self.heads * self.d_head
+        strides = (rows * row_stride, self.d_head, row_stride, 1)
+        return DeviceTensor(name, VECTOR_BYTES, self.dtype, (self.batch, self.heads, rows, self.d_head), strides)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"dtype": self.dtype.name}
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> TuningProblem:
+        return cls(**document)
+
+
+# --- Usual problems -----------------------------------------------------------------------------------------------
+
+
+def problem_of(
+    *,
+    family: str = "ampere",
+    dtype: DType | str = DType.BF16,
+    d_head: int = 128,
+    causal: bool = False,
+    q_length: int = 4096,
+    kv_length: int | None = None,
+    batch: int | None = None,
+    heads: int | None = None,
+) -> TuningProblem:
+    """A problem of the usual size, as far as nothing else is said."""
+    if batch is None:
+        batch = max(1, TOKENS // max(q_length, 1))
+    if heads is None:
+        heads = max(1, HIDDEN // max(d_head, 1))
+    kv_length = q_length if kv_length is None else kv_length
+    return TuningProblem(family, DType.parse(dtype), d_head, causal, batch, heads, q_length, kv_length)
+
+
+def standard_problems(
+    *, dtype: DType | str | None = None, d_head: int | None = None, causal: bool | None = None, family: str = "ampere"
+) -> Iterator[TuningProblem]:
+    """Every native head dimension, dtype and mask, short and long; or those of them that are asked for."""
+    dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
+    d_heads = D_HEADS.get(family, ()) if d_head is None else (d_head,)
+    masks = (False, True) if causal is None else (causal,)
+    for each in product(dtypes, d_heads, masks, (SHORT_LENGTH, LONG_LENGTH)):
+        some_dtype, some_d_head, some_causal, length = each
+        yield problem_of(family=family, dtype=some_dtype, d_head=some_d_head, causal=some_causal, q_length=length)
