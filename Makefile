@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TEST_WORKERS ?= auto
 
-.PHONY: run test test-all test-gpu lint clean
+.PHONY: run test test-all test-gpu lint docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/flashwright ladder
@@ -20,9 +20,13 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs/generate.py docs/knob_pages
 	$(BIN)/mypy
+
+# The numbers and pictures of docs/README.md and docs/knobs: compiles and simulates, needs no GPU.
+docs: $(VENV)/.installed
+	$(BIN)/python docs/generate.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 from flashwright import parse_kernel_name_into_config, run_forward
-from flashwright.simulation import NUMPY_DTYPES, reference_forward, relative_error, simulate_forward
+from flashwright.numpy_dtypes import NUMPY_DTYPES
+from flashwright.simulation import reference_forward, relative_error, simulate_forward
 from flashwright.variant import FULL, Window
+from simulated_cases import check, check_packed, random
 
 WHOLE_Q = "async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 TILED_Q = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+peeled+reversed+mma_sum"
@@ -58,25 +58,11 @@ CASES = {
 }
 
 
-def random(generator, *shape, dtype):
-    return generator.standard_normal(shape).astype(NUMPY_DTYPES[dtype])
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_kernel_computes_every_variant(case):
-    short_form, (batch, q_heads, kv_heads, q_rows, kv_rows, head_dim), options = case
-    config = parse_kernel_name_into_config(short_form)
-    generator = np.random.default_rng(0)
-    q = random(generator, batch, q_heads, q_rows, head_dim, dtype=config.dtype)
-    k, v = (random(generator, batch, kv_heads, kv_rows, head_dim, dtype=config.dtype) for _ in range(2))
-    output, lse = reference_forward(q, k, v, **options)
-    # Two kernels: only the one without the log-sum-exp adds rows on the tensor cores.
-    for return_lse in (False, True):
-        simulation = simulate_forward(config, q, k, v, return_lse=return_lse, **options)
-        assert relative_error(simulation.output, output) < (5e-4 if config.dtype.name == "FP16" else 4e-3)
-        assert np.all(simulation.output[np.isinf(lse)] == 0)
-        assert simulation.run.counters.bank_conflicts == 0
-    np.testing.assert_allclose(simulation.lse, lse, atol=2e-5, rtol=0)
+    short_form, shape, options = case
+    # With and without the log-sum-exp are two kernels: only the one without it adds rows on the tensor cores.
+    check(parse_kernel_name_into_config(short_form), shape, options)
 
 
 @pytest.mark.parametrize("softmax", ["opt_softmax+lazy", "opt_softmax+mma_sum+lazy", "lazy"])
@@ -121,22 +107,8 @@ def test_blocks_beyond_the_window_are_not_visited():
 def test_packed_sequences_are_computed_apart(window):
     """Shorter and longer than a block, with more rows than keys, without rows, and with a single key."""
     config = parse_kernel_name_into_config(f"(FP16, 64, 64, 64, 4): {WHOLE_Q}")
-    q_starts = np.cumsum([0, 5, 100, 0, 64, 130]).astype(np.int32)
-    kv_starts = np.cumsum([0, 70, 33, 10, 64, 1]).astype(np.int32)
-    generator = np.random.default_rng(0)
-    q = random(generator, 1, 4, q_starts[-1], 64, dtype=config.dtype)
-    k, v = (random(generator, 1, 2, kv_starts[-1], 64, dtype=config.dtype) for _ in range(2))
-    out, lse = run_forward(
-        config, q, k, v, cu_seqlens_q=q_starts, cu_seqlens_k=kv_starts, window=window, return_lse=True,
-        device="simulator",
-    )  # fmt: skip
-    for (q_from, q_to), (kv_from, kv_to) in zip(pairwise(q_starts), pairwise(kv_starts), strict=True):
-        if q_to == q_from:
-            continue
-        keys = slice(kv_from, kv_to)
-        expected, expected_lse = reference_forward(q[:, :, q_from:q_to], k[:, :, keys], v[:, :, keys], window=window)
-        np.testing.assert_allclose(out[:, :, q_from:q_to].astype(np.float64), expected, atol=2e-3)
-        np.testing.assert_allclose(lse[:, :, q_from:q_to], expected_lse, atol=2e-5)
+    lengths = [(5, 70), (100, 33), (0, 10), (64, 64), (130, 1)]
+    check_packed(config, lengths, {"window": window}, heads=(4, 2))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashwright import FlashForwardKernelConfig, ForwardKernelTileShapes, Kernel
+from flashwright import FlashForwardKernelConfig, Kernel
 from flashwright.compiler import CompiledProgram
+from flashwright.families import family_of
 from flashwright.tuning.problem import TuningProblem, problem_of
 from flashwright.tuning.results import Timing, TunedResult
 from flashwright.tuning.space import enumerate_space
@@ -66,7 +67,7 @@ def fake_compiler(spilling: Sequence[FlashForwardKernelConfig] = ()) -> Callable
     def compile_many(configs: Sequence[Any], arch: str, variant: Any, *, progress: bool = True) -> list[Kernel]:
         kernels = []
         for config in configs:
-            shapes, spills = ForwardKernelTileShapes(config), 16 if config in spilling else 0
+            shapes, spills = family_of(config).shapes(config), 16 if config in spilling else 0
             program = CompiledProgram("kernel", arch, b"", "", 128, spills, 0, "", False)
             kernels.append(Kernel(config, variant, program, shapes.shared_bytes, shapes.threads, ""))
         return kernels

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashwright.defaults import default_config
+from flashwright.families import FAMILIES, ForwardKernelConfig, family_of, parse_config
 from flashwright.gpu import ForwardPlan, GPUError, PlanCache, make_plan
-from flashwright.kernel_configs import MAX_D_HEAD, DType, FlashForwardKernelConfig, parse_kernel_name_into_config
+from flashwright.kernel_configs import MAX_D_HEAD, DType
 from flashwright.runtime import run_forward
 from flashwright.tile_shapes import VECTOR_BYTES
 from flashwright.variant import Window
@@ -23,7 +24,6 @@ from flashwright.variant import Window
 if TYPE_CHECKING:
     import torch
 
-FAMILIES = ("ampere",)
 BACKENDS = ("gpu", "simulator", "reference")
 CAUSAL_ALIGNMENTS = {"bottom-right": True, "top-left": False}
 HEAD_DIM_STEP = 8
@@ -43,7 +43,7 @@ def attention(
     softcap: float = 0.0,
     return_lse: bool = False,
     family: str | None = None,
-    config: FlashForwardKernelConfig | str | None = None,
+    config: ForwardKernelConfig | str | None = None,
     backend: str | None = None,
 ) -> Any:
     """softmax(q·kᵀ·scale)·v, without ever holding the scores in memory.
@@ -58,7 +58,7 @@ def attention(
     - `window`: (left, right), how many keys before and after its own position a row looks at; -1 or None: no limit.
     - `scale`: 1/√head_dim unless given. `softcap` c > 0: scores s become c·tanh(s/c).
     - `return_lse`: also return the log-sum-exp of each row's scores, (batch, heads, rows) in fp32.
-    - `config` (a config or its short form) and `family` ("ampere") override the choice of kernel.
+    - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel.
     - `backend`: "gpu" (for CUDA tensors), "reference" (plain PyTorch; for all others), or "simulator" (the kernel
       itself, on CPU tensors or NumPy arrays; no gradients). Chosen by the tensors' device unless given.
 
@@ -97,11 +97,14 @@ def attention(
     elif backend == "simulator":
         _refuse_gradients(torch, q, k, v)
         out, lse = run_kernel(
-            q, k, v, scale=scale, window=resolved, softcap=softcap, with_lse=return_lse, config=config, simulated=True
-        )
+            q, k, v, scale=scale, window=resolved, softcap=softcap, with_lse=return_lse,
+            config=config, family=family, simulated=True,
+        )  # fmt: skip
     else:
         from flashwright.integrations import torch_ops
 
+        if family is not None and config is None and not is_empty(q, k):
+            config = chosen_config(q, k, resolved, None, family=family)
         name = "" if config is None else config if isinstance(config, str) else config.short_form()
         out, lse = torch_ops.forward(
             q, k, v, scale=scale, window=resolved, softcap=softcap, with_lse=return_lse, config=name
@@ -147,7 +150,7 @@ def _remember_plan(
     softcap: float,
     return_lse: bool,
     family: str | None,
-    config: FlashForwardKernelConfig | str | None,
+    config: ForwardKernelConfig | str | None,
     backend: str | None,
 ) -> ForwardPlan | None:
     """None if the call needs more than a launch: another backend, or a result for tensors without elements."""
@@ -157,7 +160,7 @@ def _remember_plan(
     resolved = as_window(causal, window)
     if is_empty(q, k):
         return None
-    chosen = chosen_config(q, k, resolved, config)
+    chosen = chosen_config(q, k, resolved, config, family=family)
     plan = make_plan(chosen, q, k, v, scale=scale, window=resolved, softcap=softcap, return_lse=return_lse)
     return _plans.remember(key, plan)
 
@@ -171,13 +174,14 @@ def run_kernel(
     window: Window,
     softcap: float,
     with_lse: bool,
-    config: FlashForwardKernelConfig | str | None,
+    config: ForwardKernelConfig | str | None,
+    family: str | None = None,
     simulated: bool = False,
 ) -> tuple[Any, Any]:
     """The kernel on checked tensors of any layout: output, and the log-sum-exp or None."""
     if is_empty(q, k):
         return _nothing_attended(q, with_lse)
-    chosen = chosen_config(q, k, window, config)
+    chosen = chosen_config(q, k, window, config, family=family)
     out = None if simulated else empty_output(q)
     q, k, v = (with_vector_rows(x) for x in (q, k, v))
     result = run_forward(
@@ -234,21 +238,25 @@ def chosen_config(
     q: Any,
     k: Any,
     window: Window,
-    config: FlashForwardKernelConfig | str | None,
+    config: ForwardKernelConfig | str | None,
     *,
+    family: str | None = None,
     lengths: tuple[int, int] | None = None,
-) -> FlashForwardKernelConfig:
+) -> ForwardKernelConfig:
     """The config that was asked for, or the default for the GPU and the problem."""
     dtype, head_dim = DType.parse(str(q.dtype)), q.shape[3]
     if config is None or config == "":
         q_length, kv_length = lengths or (q.shape[2], k.shape[2])
         gpu = None if isinstance(q, np.ndarray) or not q.is_cuda else _gpu_name(q.device.index)
         return default_config(
-            dtype, head_dim, causal=window.right is not None, q_length=q_length, kv_length=kv_length, gpu=gpu
-        )
+            dtype, head_dim, causal=window.right is not None, q_length=q_length, kv_length=kv_length, gpu=gpu,
+            family=family,
+        )  # fmt: skip
     chosen = parsed_config(config) if isinstance(config, str) else config
-    if not isinstance(chosen, FlashForwardKernelConfig):
-        raise TypeError(f"config: expected a FlashForwardKernelConfig or its short form, got {type(config).__name__}")
+    if not isinstance(chosen, ForwardKernelConfig):
+        raise TypeError(f"config: expected a config of a kernel family or its short form, got {type(config).__name__}")
+    if family is not None and family_of(chosen).name != family:
+        raise ValueError(f"config: {chosen} is not of the {family} family, which was asked for too")
     if chosen.dtype != dtype:
         raise ValueError(f"config: {chosen} computes {chosen.dtype.name}, but q is {dtype.name}")
     if head_dim > chosen.d_head:
@@ -256,7 +264,7 @@ def chosen_config(
     return chosen
 
 
-parsed_config = lru_cache(maxsize=256)(parse_kernel_name_into_config)
+parsed_config = lru_cache(maxsize=256)(parse_config)
 
 
 @cache
@@ -379,7 +387,7 @@ def _attention_of_arrays(
     softcap: float,
     return_lse: bool,
     family: str | None,
-    config: FlashForwardKernelConfig | str | None,
+    config: ForwardKernelConfig | str | None,
     backend: str | None,
 ) -> Any:
     if backend != "simulator":
@@ -401,6 +409,7 @@ def _attention_of_arrays(
         softcap=softcap,
         with_lse=return_lse,
         config=config,
+        family=family,
         simulated=True,
     )
     return (out, lse) if return_lse else out

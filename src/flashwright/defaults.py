@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from flashwright.kernel_configs import DType, FlashForwardKernelConfig, parse_kernel_name_into_config
+from flashwright.families import AMPERE, HOPPER, ForwardKernelConfig
+from flashwright.hopper.config import D_HEADS as HOPPER_D_HEADS
+from flashwright.hopper.defaults import hopper_default
+from flashwright.kernel_configs import DType, parse_kernel_name_into_config
 
 NATIVE_D_HEADS = (32, 64, 96, 128, 160, 192, 256)
 """Head dimensions with a kernel of their own; others are padded up to the next inside the kernel."""
@@ -35,12 +38,18 @@ _FEW_ROWS_TABLE = _WIDE_HEADS | dict.fromkeys(
 )
 
 
-def native_d_head(head_dim: int) -> int:
+def native_d_head(head_dim: int, family: str = AMPERE.name) -> int:
     """The smallest head dimension with a kernel of its own that holds `head_dim` columns."""
-    for d_head in NATIVE_D_HEADS:
+    for d_head in NATIVE_D_HEADS if family == AMPERE.name else HOPPER_D_HEADS:
         if head_dim <= d_head:
             return d_head
     raise ValueError(f"head_dim: {head_dim} is not allowed; allowed: multiples of 8 up to {NATIVE_D_HEADS[-1]}")
+
+
+def best_family(gpu: str | None, q_bucket: str) -> str:
+    """Hopper's own kernels on Hopper GPUs, except for a few rows, of which a tile of 128 would be mostly empty."""
+    is_hopper = gpu is not None and re.search(r"\bG?H(20|100|200|800)\b", gpu) is not None
+    return HOPPER.name if is_hopper and q_bucket != SHORT else AMPERE.name
 
 
 def _has_much_shared_memory(gpu: str | None) -> bool:
@@ -59,27 +68,35 @@ def length_bucket(length: int) -> str:
 
 
 def default_config(
-    dtype: DType, head_dim: int, *, causal: bool, q_length: int, kv_length: int, gpu: str | None
-) -> FlashForwardKernelConfig:
-    """A good config for a problem on a GPU of some name; None: no GPU.
+    dtype: DType,
+    head_dim: int,
+    *,
+    causal: bool,
+    q_length: int,
+    kv_length: int,
+    gpu: str | None,
+    family: str | None = None,
+) -> ForwardKernelConfig:
+    """A good config for a problem on a GPU of some name (None: no GPU), of the best family there or of a given one.
 
     What was measured on such a GPU comes first: the user's own tuning, then the results that ship with the package.
     """
-    return _default_config(dtype, head_dim, causal, length_bucket(q_length), length_bucket(kv_length), gpu)
+    return _default_config(dtype, head_dim, causal, length_bucket(q_length), length_bucket(kv_length), gpu, family)
 
 
 @cache
 def _default_config(
-    dtype: DType, head_dim: int, causal: bool, q_bucket: str, kv_bucket: str, gpu: str | None
-) -> FlashForwardKernelConfig:
-    d_head = native_d_head(head_dim)
+    dtype: DType, head_dim: int, causal: bool, q_bucket: str, kv_bucket: str, gpu: str | None, family: str | None
+) -> ForwardKernelConfig:
+    family = family or best_family(gpu, q_bucket)
+    d_head = native_d_head(head_dim, family)
     if gpu is not None:
         from flashwright.tuning.lookup import tuned_config  # reads files, so only when a GPU asks for the first time
 
-        tuned = tuned_config(gpu, "ampere", dtype, d_head, causal, q_bucket, kv_bucket)
-        if isinstance(tuned, FlashForwardKernelConfig):
+        tuned = tuned_config(gpu, family, dtype, d_head, causal, q_bucket, kv_bucket)
+        if tuned is not None:
             return tuned
-    return untuned_config(dtype, d_head, q_bucket=q_bucket, gpu=gpu)
+    return untuned_config(dtype, d_head, q_bucket=q_bucket, gpu=gpu, family=family, causal=causal)
 
 
 def forget_choices() -> None:
@@ -87,8 +104,12 @@ def forget_choices() -> None:
     _default_config.cache_clear()
 
 
-def untuned_config(dtype: DType, d_head: int, *, q_bucket: str, gpu: str | None) -> FlashForwardKernelConfig:
-    """What is good by experience. On an H200 the same config is best with and without a mask."""
+def untuned_config(
+    dtype: DType, d_head: int, *, q_bucket: str, gpu: str | None, family: str = AMPERE.name, causal: bool = False
+) -> ForwardKernelConfig:
+    """What is good by experience. In the Ampere family the same is best with and without a mask."""
+    if family == HOPPER.name:
+        return hopper_default(dtype, d_head, causal=causal, long=q_bucket == LONG)
     if q_bucket == SHORT:
         table = _FEW_ROWS_TABLE
     else:

@@ -76,6 +76,7 @@ def simulate_forward(
         block=(kernel.threads, 1, 1),
         shared_bytes=kernel.shared_bytes,
         args=[p if isinstance(p, TensorMap) else bytes(p) for p in launch.parameters],
+        registers=kernel.registers,
         check_hazards=check_hazards,
         **launch_options,
     )

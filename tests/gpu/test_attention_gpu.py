@@ -24,11 +24,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from attention_cases import Case, laid_out, random_case, relative_error  # noqa: E402
 from flashwright.attention import as_window, attention, chosen_config  # noqa: E402
 from flashwright.compiler import compile_kernel  # noqa: E402
+from flashwright.families import FAMILIES, family_of  # noqa: E402
 from flashwright.gpu import device_tensor  # noqa: E402
 from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
 from flashwright.integrations.sdpa import scaled_dot_product_attention  # noqa: E402
-from flashwright.launch_arguments import PackedSequences, forward_launch  # noqa: E402
+from flashwright.launch_arguments import PackedSequences  # noqa: E402
 from flashwright.reference import attention_reference, visible_keys  # noqa: E402
+from flashwright.runtime import run_forward  # noqa: E402
 from flashwright.variant import Window  # noqa: E402
 
 ERROR_OVER_PYTORCH = 1.3
@@ -90,6 +92,18 @@ def by_pytorch(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     return out
 
 
+def varlen(
+    q: Any, k: Any, v: Any, q_starts: Any, k_starts: Any, longest: tuple[int, int], options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The drop-in for `flash_attn`: output and log-sum-exp."""
+    out, lse, _ = flash_attn_varlen_func(
+        q, k, v, q_starts, k_starts, *longest, softmax_scale=options.get("scale"),
+        causal=options.get("causal", False), window_size=options.get("window") or (-1, -1),
+        softcap=options.get("softcap", 0.0), return_attn_probs=True,
+    )  # fmt: skip
+    return out, lse
+
+
 def assert_as_accurate(out: Any, expected: Any, pytorchs: Any) -> None:
     assert not out.isnan().any().item()
     # Where PyTorch is exact (one key: the output is v), rounding the truth is still allowed for.
@@ -102,27 +116,41 @@ def assert_close_lse(lse: Any, expected: Any) -> None:
     torch.testing.assert_close(lse.double(), expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.fixture(scope="module")
-def every_kernel_compiled() -> None:
-    """All kernels of the cases in the cache, compiled on all cores; the tests then only load them."""
+def this_arch() -> str:
     major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request) -> str:
+    """Each kernel family that this GPU runs."""
+    if not FAMILIES[request.param].runs_on(this_arch()):
+        pytest.skip(f"the {request.param} family does not run on {this_arch()}")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def every_kernel_compiled(family) -> None:
+    """All kernels of the cases in the cache, compiled on all cores; the tests then only load them."""
 
     def launch_of(case: Case, packed: bool) -> Any:
         q, k, v = inputs(case)
         if packed:
             q, k, v = (x[:1] for x in (q, k, v))
         window = window_of(case.options)
-        config = chosen_config(q, k, window, None)
+        config = chosen_config(q, k, window, None, family=family)
         views = [device_tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", q))]
         options = {name: case.options[name] for name in ("scale", "softcap") if name in case.options}
         sequences = PackedSequences(1, 16, 16, *case.lengths) if packed else None
-        launch = forward_launch(config, *views, lse_address=1, window=window, packed=sequences, **options)
+        launch = family_of(config).launch(
+            config, *views, lse_address=1, window=window, packed=sequences, multiprocessors=1, **options
+        )
         return config, launch.variant
 
     kernels = {launch_of(case, False) for case in CASES} | {launch_of(case, True) for case in PACKED_CASES}
     kernels |= {(config, replace(variant, returns_lse=False)) for config, variant in kernels}
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda kernel: compile_kernel(kernel[0], f"sm_{major}{minor}", kernel[1]), kernels))
+        list(pool.map(lambda kernel: compile_kernel(kernel[0], this_arch(), kernel[1]), kernels))
 
 
 # --- Any problem -----------------------------------------------------------------------------------------------------
@@ -130,21 +158,21 @@ def every_kernel_compiled() -> None:
 
 @pytest.mark.usefixtures("every_kernel_compiled")
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_any_problem_is_computed_as_accurately_as_by_pytorch(case):
+def test_any_problem_is_computed_as_accurately_as_by_pytorch(family, case):
     q, k, v = inputs(case)
     expected, expected_lse = truth(q, k, v, case.options)
     pytorchs = by_pytorch(q, k, v, case.options)
     q, k, v = (laid_out(x, case.layout) for x in (q, k, v))
     # With and without the log-sum-exp are two kernels.
-    assert_as_accurate(attention(q, k, v, **case.options), expected, pytorchs)
-    out, lse = attention(q, k, v, **case.options, return_lse=True)
+    assert_as_accurate(attention(q, k, v, **case.options, family=family), expected, pytorchs)
+    out, lse = attention(q, k, v, **case.options, family=family, return_lse=True)
     assert_as_accurate(out, expected, pytorchs)
     assert_close_lse(lse, expected_lse)
 
 
 @pytest.mark.usefixtures("every_kernel_compiled")
 @pytest.mark.parametrize("case", PACKED_CASES, ids=str)
-def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(case):
+def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(family, case):
     options = {name: value for name, value in case.options.items() if name != "causal"}
     options |= {"causal": True} if "causal" in case.options else {}
     draw = random.Random(str(case))
@@ -160,12 +188,16 @@ def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(case):
         torch.randn(n, heads, case.head_dim, generator=generator, device="cuda").to(getattr(torch, case.dtype))
         for n, heads in ((totals[0], case.heads[0]), (totals[1], case.heads[1]), (totals[1], case.heads[1]))
     )
-    window = options.get("window") or (-1, -1)
-    out, lse, _ = flash_attn_varlen_func(
-        q, k, v, q_starts, k_starts, case.lengths[0], case.lengths[1], softmax_scale=options.get("scale"),
-        causal=options.get("causal", False), window_size=window, softcap=options.get("softcap", 0.0),
-        return_attn_probs=True,
+    heads_first = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+    config = chosen_config(*heads_first[:2], window_of(options), None, family=family, lengths=case.lengths)
+    out, lse = run_forward(
+        config, *heads_first, scale=options.get("scale"), window=window_of(options),
+        softcap=options.get("softcap", 0.0), return_lse=True, cu_seqlens_q=q_starts, cu_seqlens_k=k_starts,
+        max_seqlen_q=case.lengths[0], max_seqlen_k=case.lengths[1],
     )  # fmt: skip
+    results = [(out[0].transpose(0, 1), lse[0])]
+    if config == chosen_config(*heads_first[:2], window_of(options), None, lengths=case.lengths):
+        results.append(varlen(q, k, v, q_starts, k_starts, case.lengths, options))
     expected, expected_lse, pytorchs = torch.zeros_like(q, dtype=torch.float64), [], torch.zeros_like(q)
     for b, (rows, _keys) in enumerate(lengths):
         if not rows:
@@ -176,8 +208,9 @@ def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(case):
         expected[row] = sequence[0].transpose(0, 1)
         expected_lse.append(sequence_lse[0])
         pytorchs[row] = by_pytorch(*part, options)[0].transpose(0, 1)
-    assert_as_accurate(out, expected, pytorchs)
-    assert_close_lse(lse, torch.cat(expected_lse, dim=1))
+    for out, lse in results:
+        assert_as_accurate(out, expected, pytorchs)
+        assert_close_lse(lse, torch.cat(expected_lse, dim=1))
 
 
 # --- Numbers that are not ordinary -----------------------------------------------------------------------------------
@@ -194,10 +227,10 @@ def some(dtype: Any = None, q_shape: Any = (2, 4, 300, 64), kv_shape: Any = (2, 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("magnitude", [30.0, 500.0])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 30.0}], ids=str)
-def test_large_scores_do_not_overflow(dtype, magnitude, options):
+def test_large_scores_do_not_overflow(family, dtype, magnitude, options):
     q, k, v = some(dtype)
     q = q * magnitude
-    out, lse = attention(q, k, v, **options, return_lse=True)
+    out, lse = attention(q, k, v, **options, return_lse=True, family=family)
     expected, expected_lse = truth(q, k, v, options)
     assert out.isfinite().all().item()
     assert_as_accurate(out, expected, by_pytorch(q, k, v, options))
@@ -206,26 +239,26 @@ def test_large_scores_do_not_overflow(dtype, magnitude, options):
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (70, 10)}], ids=str)
 @pytest.mark.parametrize("where", ["q", "k"])
-def test_a_nan_goes_where_it_is_seen_and_nowhere_else(options, where):
+def test_a_nan_goes_where_it_is_seen_and_nowhere_else(family, options, where):
     q, k, v = some()
     {"q": q, "k": k}[where][0, 1, 137, 5] = math.nan
-    out, lse = attention(q, k, v, **options, return_lse=True)
+    out, lse = attention(q, k, v, **options, return_lse=True, family=family)
     expected, expected_lse = truth(q, k, v, options)
     assert torch.equal(lse.isnan(), expected_lse.isnan())
     assert torch.equal(out.isnan().any(dim=-1), expected.isnan().any(dim=-1))
 
 
-def test_infinite_scores_are_nan_as_in_pytorch():
+def test_infinite_scores_are_nan_as_in_pytorch(family):
     q, k, v = some()
     q[0, 0, 7] = math.inf
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
         expected = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    assert torch.equal(attention(q, k, v).isnan(), expected.isnan())
+    assert torch.equal(attention(q, k, v, family=family).isnan(), expected.isnan())
 
 
-def test_rows_without_keys_are_zero():
+def test_rows_without_keys_are_zero(family):
     q, k, v = some(kv_shape=(2, 2, 100, 64))
-    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    out, lse = attention(q, k, v, causal=True, return_lse=True, family=family)
     assert (out[:, :, :200] == 0).all().item() and (lse[:, :, :200] == -math.inf).all().item()
     assert lse[:, :, 200:].isfinite().all().item()
 

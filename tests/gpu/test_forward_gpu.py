@@ -15,34 +15,44 @@ import pytest
 from flashwright import (
     AttentionVariant,
     DType,
-    FlashForwardKernelConfig,
     GPUError,
     compile_many,
     get_autotuning_kernel_configs,
+    get_hopper_configs,
+    get_hopper_progression_configs,
     get_kernel_progression_configs,
+    parse_hopper_config,
     parse_kernel_name_into_config,
     run_forward,
 )
+from flashwright.families import ForwardKernelConfig, family_of
+from flashwright.hopper.config import D_HEADS as HOPPER_D_HEADS
 
 pytestmark = pytest.mark.gpu
 
 BATCH, HEADS, LENGTH = 2, 4, 512
 ERROR_BOUND_OVER_PYTORCH = 1.2
 LSE_TOLERANCE = 1e-3
-VARIANTS = (AttentionVariant(), AttentionVariant(returns_lse=True))
 
 
-def configs_of(dtype: DType, d_head: int) -> list[FlashForwardKernelConfig]:
-    """The space and the ladder, without those that are in both."""
-    both = [*get_autotuning_kernel_configs(dtype, d_head), *get_kernel_progression_configs(dtype, d_head)]
-    return list(dict.fromkeys(both))
+def every_config() -> list[ForwardKernelConfig]:
+    """The spaces and the ladders of all families, each config once. Hopper kernels of the two dtypes differ in names of
+    instructions only: the space is that of one."""
+    configs: list[ForwardKernelConfig] = [*get_hopper_configs("BF16")]
+    for dtype in DType:
+        for d_head in (64, 128):
+            configs += [*get_autotuning_kernel_configs(dtype, d_head), *get_kernel_progression_configs(dtype, d_head)]
+        for d_head in HOPPER_D_HEADS:
+            configs += get_hopper_progression_configs(dtype, d_head)
+    return list(dict.fromkeys(configs))
 
 
-EVERY_CONFIG = [config for dtype in DType for d_head in (64, 128) for config in configs_of(dtype, d_head)]
+EVERY_CONFIG = every_config()
 TUNED = parse_kernel_name_into_config(
     "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax+mma_sum"
 )
 PLAIN = parse_kernel_name_into_config("(FP16, 64, 64, 64, 4): load_0_0_0_tiles")
+HOPPER = parse_hopper_config("hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy")
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +69,26 @@ def arch(torch) -> str:
 @pytest.fixture(scope="module")
 def whole_space_compiled(arch) -> None:
     """All kernels in the cache, compiled on all cores; the tests then only load them."""
-    for variant in VARIANTS:
-        compile_many(EVERY_CONFIG, arch, variant)
+    by_variant: dict[AttentionVariant, list[ForwardKernelConfig]] = {}
+    for config in EVERY_CONFIG:
+        ragged = {"ragged_q": LENGTH % config.B_r != 0, "ragged_kv": LENGTH % config.B_c != 0}
+        for returns_lse in (False, True) if family_of(config).runs_on(arch) else ():
+            by_variant.setdefault(AttentionVariant(returns_lse=returns_lse, **ragged), []).append(config)
+    for variant, configs in by_variant.items():
+        compile_many(configs, arch, variant)
+
+
+def skip_unless_it_runs(config: ForwardKernelConfig, arch: str) -> ForwardKernelConfig:
+    family = family_of(config)
+    if not family.runs_on(arch):
+        pytest.skip(f"the {family.name} family does not run on {arch}")
+    return config
+
+
+@pytest.fixture(params=[TUNED, PLAIN, HOPPER], ids=str)
+def config(request, arch) -> ForwardKernelConfig:
+    """One of each kind that this GPU runs."""
+    return skip_unless_it_runs(request.param, arch)
 
 
 @dataclass(frozen=True)
@@ -119,8 +147,9 @@ def assert_right(o: Any, case: Problem) -> None:
 
 
 @pytest.mark.usefixtures("whole_space_compiled")
-@pytest.mark.parametrize("config", EVERY_CONFIG, ids=str)
-def test_every_config_writes_all_of_o_as_accurately_as_pytorch(torch, config):
+@pytest.mark.parametrize("each", EVERY_CONFIG, ids=str)
+def test_every_config_writes_all_of_o_as_accurately_as_pytorch(torch, arch, each):
+    config = skip_unless_it_runs(each, arch)
     case = problem(config.dtype, config.d_head)
     out = poisoned(torch, case.q)
     assert run_forward(config, case.q, case.k, case.v, out=out) is out
@@ -133,24 +162,24 @@ def test_every_config_writes_all_of_o_as_accurately_as_pytorch(torch, config):
 
 
 @pytest.mark.parametrize(("q_length", "kv_length"), [(128, 1024), (1024, 64), (128, 64), (384, 448)])
-def test_lengths_of_queries_and_keys_may_differ(torch, q_length, kv_length):
-    case = problem(TUNED.dtype, TUNED.d_head, q_length, kv_length)
+def test_lengths_of_queries_and_keys_may_differ(torch, config, q_length, kv_length):
+    case = problem(config.dtype, config.d_head, q_length, kv_length)
     out = poisoned(torch, case.q)
-    assert_right(run_forward(TUNED, case.q, case.k, case.v, out=out), case)
+    assert_right(run_forward(config, case.q, case.k, case.v, out=out), case)
 
 
-def test_large_scores_do_not_overflow(torch):
-    case = problem(TUNED.dtype, TUNED.d_head)
+def test_large_scores_do_not_overflow(torch, config):
+    case = problem(config.dtype, config.d_head)
     q = case.q * 64
-    o = run_forward(TUNED, q, case.k, case.v)
-    reference, _ = float64_attention(torch, q, case.k, case.v, 1 / math.sqrt(TUNED.d_head))
+    o = run_forward(config, q, case.k, case.v)
+    reference, _ = float64_attention(torch, q, case.k, case.v, 1 / math.sqrt(config.d_head))
     assert o.isfinite().all().item()
     assert relative_error(o, reference) <= 0.02
 
 
-def test_the_scale_is_used(torch):
-    case = problem(TUNED.dtype, TUNED.d_head)
-    o = run_forward(TUNED, case.q, case.k, case.v, scale=0.25)
+def test_the_scale_is_used(torch, config):
+    case = problem(config.dtype, config.d_head)
+    o = run_forward(config, case.q, case.k, case.v, scale=0.25)
     reference, _ = float64_attention(torch, case.q, case.k, case.v, 0.25)
     assert relative_error(o, reference) <= 0.01
     assert relative_error(o, case.reference) > 0.1
@@ -179,7 +208,6 @@ def part_of_longer_rows(torch: Any, x: Any) -> Any:
     return part
 
 
-@pytest.mark.parametrize("config", [TUNED, PLAIN], ids=str)
 @pytest.mark.parametrize("arrange", [rows_before_heads, every_other_batch, part_of_longer_rows])
 def test_any_strides_over_contiguous_rows_give_the_same_result(torch, config, arrange):
     case = problem(config.dtype, config.d_head)
@@ -191,12 +219,12 @@ def test_any_strides_over_contiguous_rows_give_the_same_result(torch, config, ar
     assert torch.equal(run_forward(config, q, k, v), expected)
 
 
-def test_nothing_is_written_outside_of_the_output(torch):
-    case = problem(TUNED.dtype, TUNED.d_head)
-    larger = torch.full((BATCH, HEADS, LENGTH + 256, 3 * TUNED.d_head), 7.0, dtype=case.q.dtype, device="cuda")
-    columns = slice(TUNED.d_head, 2 * TUNED.d_head)
+def test_nothing_is_written_outside_of_the_output(torch, config):
+    case = problem(config.dtype, config.d_head)
+    larger = torch.full((BATCH, HEADS, LENGTH + 256, 3 * config.d_head), 7.0, dtype=case.q.dtype, device="cuda")
+    columns = slice(config.d_head, 2 * config.d_head)
     out = larger[:, :, 128 : 128 + LENGTH, columns]
-    run_forward(TUNED, case.q, case.k, case.v, out=out)
+    run_forward(config, case.q, case.k, case.v, out=out)
     assert_right(out, case)
     out.fill_(7.0)
     assert (larger == 7.0).all().item()
@@ -205,28 +233,28 @@ def test_nothing_is_written_outside_of_the_output(torch):
 # --- Streams and graphs --------------------------------------------------------------------------------------
 
 
-def test_the_kernel_runs_on_the_current_stream(torch):
-    case = problem(TUNED.dtype, TUNED.d_head)
-    run_forward(TUNED, case.q, case.k, case.v)  # compiled and loaded: what follows only queues
+def test_the_kernel_runs_on_the_current_stream(torch, config):
+    case = problem(config.dtype, config.d_head)
+    run_forward(config, case.q, case.k, case.v)  # compiled and loaded: what follows only queues
     late_q = torch.zeros_like(case.q)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)  # tens of milliseconds; a launch on another stream would read zeros
         late_q.copy_(case.q)
-        o = run_forward(TUNED, late_q, case.k, case.v)
+        o = run_forward(config, late_q, case.k, case.v)
     stream.synchronize()
     assert_right(o, case)
 
 
-def test_a_captured_graph_replays_the_kernel_on_new_inputs(torch):
-    case = problem(TUNED.dtype, TUNED.d_head)
+def test_a_captured_graph_replays_the_kernel_on_new_inputs(torch, config):
+    case = problem(config.dtype, config.d_head)
     q, out = torch.zeros_like(case.q), poisoned(torch, case.q)
-    run_forward(TUNED, q, case.k, case.v, out=out)  # loading a kernel is no part of a graph
+    run_forward(config, q, case.k, case.v, out=out)  # loading a kernel is no part of a graph
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run_forward(TUNED, q, case.k, case.v, out=out)
+        run_forward(config, q, case.k, case.v, out=out)
     q.copy_(case.q)
     out.fill_(math.nan)
     graph.replay()
@@ -234,11 +262,11 @@ def test_a_captured_graph_replays_the_kernel_on_new_inputs(torch):
     assert_right(out, case)
 
 
-def test_results_are_the_same_every_time(torch):
-    case = problem(TUNED.dtype, TUNED.d_head)
-    first = run_forward(TUNED, case.q, case.k, case.v)
+def test_results_are_the_same_every_time(torch, config):
+    case = problem(config.dtype, config.d_head)
+    first = run_forward(config, case.q, case.k, case.v)
     for _ in range(20):
-        assert torch.equal(run_forward(TUNED, case.q, case.k, case.v), first)
+        assert torch.equal(run_forward(config, case.q, case.k, case.v), first)
 
 
 # --- Errors --------------------------------------------------------------------------------------------------

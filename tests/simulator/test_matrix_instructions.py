@@ -188,3 +188,18 @@ def test_aligned_instruction_in_a_divergent_branch_is_refused() -> None:
         launch(ptx, 32, {"out": np.zeros(32, np.uint32)})
     assert caught.value.kind == "barrier"
     assert "part of the warp" in caught.value.detail
+
+
+def test_mma_reads_all_accumulators_before_it_writes_any() -> None:
+    """C's registers in another order than D's, as the assembler allows."""
+    ptx = compile_cuda("""extern "C" __global__ void k(float *out) {
+        float d0 = 1, d1 = 2, d2 = 3, d3 = 4;
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                     "{%0, %1, %2, %3}, {%4, %4, %4, %4}, {%4, %4}, {%3, %2, %1, %0};"
+                     : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) : "r"(0));
+        float *mine = out + threadIdx.x * 4;
+        mine[0] = d0; mine[1] = d1; mine[2] = d2; mine[3] = d3;
+    }""")
+    result = {"out": np.zeros((32, 4), np.float32)}
+    launch(ptx, 32, result)
+    assert (result["out"] == [4, 3, 2, 1]).all()

@@ -12,6 +12,7 @@ from flashwright.bench.grid import Cell
 from flashwright.bench.measure import reason
 from flashwright.bench.peers import Inputs, Prepared
 from flashwright.bench.timing import CapturedCall, capture, gpu_times_ms, host_us, replay_times_ms
+from flashwright.families import ForwardKernelConfig
 from flashwright.kernel_configs import DType
 
 ROUNDS = 7
@@ -22,7 +23,7 @@ FEWEST_HOST_CALLS, MOST_HOST_CALLS = 8, 50
 PEAK_SIZE = 8192
 
 
-def prepare_ours(config: Any | None, inputs: Inputs) -> Prepared:
+def prepare_ours(config: ForwardKernelConfig | None, inputs: Inputs) -> Prepared:
     """`attention()`, with the config it chooses or the one given."""
     q, k, v = inputs.q, inputs.k, inputs.v
     chosen = chosen_config(q, k, as_window(inputs.causal, None), config)

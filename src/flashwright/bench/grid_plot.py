@@ -59,8 +59,13 @@ def _draw_panel(axis: Any, cells: list[CellResult], result: BenchResult) -> None
     if result.peak_tflops:
         axis.axhline(result.peak_tflops, color=QUIET, linestyle="--", linewidth=1, label="measured matrix-product peak")
     axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths])
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.05 * _highest(result))  # panels share it, and all must fit
     axis.set_title(f"d_head {cells[0].cell.d_head}, {cells[0].cell.mask}", fontsize=10)
+
+
+def _highest(result: BenchResult) -> float:
+    values = [found.tflops(name) for found in result.cells for name in result.implementations()]
+    return max([value for value in values if value] + [result.peak_tflops or 1])
 
 
 def _title(result: BenchResult) -> str:

@@ -44,17 +44,22 @@ DEVICE void clear_rows_beyond(uint32 V, int rows) {
     named_barrier_sync(1 + cfg::n_consumers, consumer_threads);
 }
 
-// The steps in which a warpgroup's rows may not look at all keys: up to `right_end`, since KV blocks are visited from the
-// last to the first; and, with a left edge, from `left_begin` on.
-struct MaskedSteps {
-    int right_end, left_begin;
+// What a warpgroup's rows may look at, by steps: KV blocks are visited from the last to the first. Before `begin`, at
+// nothing; up to `right_end`, and from `left_begin` on, not at all keys.
+struct WarpgroupSteps {
+    int begin, right_end, left_begin;
 
-    DEVICE MaskedSteps(const TileWork &work, int warpgroup_row) {
+    DEVICE WarpgroupSteps(const TileWork &work, int row) {
+        const int rows = min(warpgroup_rows, work.sequence.q_length - row); // none or fewer beyond the sequence's end
         const int blocks_end = work.range.first_block + work.range.count;
-        const int first_row_keys = max(0, work.window.last_key(warpgroup_row) + 1);
-        const int last_row_first_key = work.window.first_key(warpgroup_row + warpgroup_rows - 1);
-        right_end = min(blocks_end - first_row_keys / cfg::B_c, work.range.count);
+        const int first_row_keys = max(0, work.window.last_key(row) + 1);
+        const int last_row_keys = rows > 0 ? max(0, work.window.last_key(row + rows - 1) + 1) : 0;
+        const int last_row_first_key = work.window.first_key(row + warpgroup_rows - 1);
+        begin = blocks_end - (last_row_keys + cfg::B_c - 1) / cfg::B_c;
+        right_end = blocks_end - first_row_keys / cfg::B_c;
         left_begin = blocks_end - (last_row_first_key + cfg::B_c - 1) / cfg::B_c;
+        begin = min(begin, work.range.count);
+        right_end = min(right_end, work.range.count);
     }
 };
 
@@ -129,10 +134,10 @@ struct Consumer {
         if constexpr (masked)
             apply_mask(S, work.window, work.q_row + row_in_tile, work.range.first_row(step));
     }
-    // The first step visits the last keys: of a packed sequence, perhaps with the next one's rows behind them.
-    DEVICE void clear_tail(const TileWork &work) {
-        const int rows = work.sequence.kv_length - work.range.first_row(0);
-        if (variant::variable_lengths && rows < cfg::B_c) {
+    // Step 0 visits the last keys: of a packed sequence, perhaps with the next one's rows behind them.
+    DEVICE void clear_tail(const TileWork &work, int step) {
+        const int rows = work.sequence.kv_length - work.range.first_row(step);
+        if (variant::variable_lengths && step == 0 && rows < cfg::B_c) {
             const Slot V = shared.V(V_place.stage);
             V.wait_until_full(V_place.lap);
             clear_rows_beyond(V.data, rows);
@@ -145,22 +150,43 @@ struct Consumer {
         OnlineSoftmax<1> softmax(args.forward.softmax_scale);
         clear_output();
         if (work.range.count > 0) { // only a mask can leave a tile with no keys at all
+            const WarpgroupSteps steps(work, work.q_row + warpgroup * warpgroup_rows);
             Q().wait_until_full(Q_lap);
             Q_lap ^= 1;
-            if constexpr (cfg::overlaps_softmax)
-                compute_overlapped(work, softmax);
-            else
-                compute_in_sequence(work, softmax);
+            if constexpr (some_steps_are_idle)
+                for (int step = 0; step < steps.begin; ++step)
+                    skip_step(work, step);
+            if (!some_steps_are_idle || steps.begin < work.range.count) {
+                if constexpr (cfg::overlaps_softmax)
+                    compute_overlapped(work, steps, softmax);
+                else
+                    compute_in_sequence(work, steps, softmax);
+            }
         }
         softmax.normalize(O);
         store(work, softmax);
     }
 
-    // One thing after the other.
-    DEVICE void compute_in_sequence(const TileWork &work, OnlineSoftmax<1> &softmax) {
-        step_in_sequence<true, any_mask>(work, softmax, 0);
-        further_steps(work, softmax);
+    // With a mask, or behind the last row, a warpgroup may have nothing to look at in blocks that others need.
+    static constexpr bool some_steps_are_idle = variant::masks_right || variant::ragged_q;
+
+    // Takes part in all that others wait for.
+    DEVICE void skip_step(const TileWork &work, int step) {
+        turns.wait();
+        turns.pass();
+        shared.K(K_place.stage).wait_until_full(K_place.lap);
+        finish_scores(step + 1 == work.range.count);
+        clear_tail(work, step);
+        shared.V(V_place.stage).wait_until_full(V_place.lap);
+        finish_output();
     }
+
+    // One thing after the other.
+    DEVICE void compute_in_sequence(const TileWork &work, const WarpgroupSteps &steps, OnlineSoftmax<1> &softmax) {
+        step_in_sequence<true, any_mask>(work, softmax, first_step(steps));
+        further_steps(work, steps, softmax);
+    }
+    static DEVICE int first_step(const WarpgroupSteps &steps) { return some_steps_are_idle ? steps.begin : 0; }
 
     template <bool first, bool masked>
     DEVICE void step_in_sequence(const TileWork &work, OnlineSoftmax<1> &softmax, int step) {
@@ -173,23 +199,24 @@ struct Consumer {
         softmax.step<first>(S, O);
         round_scores();
         if constexpr (first)
-            clear_tail(work);
+            clear_tail(work, step);
         start_output();
         finish_output();
     }
 
     // Each step's softmax runs while the product O += PV of the step before does.
-    DEVICE void compute_overlapped(const TileWork &work, OnlineSoftmax<1> &softmax) {
+    DEVICE void compute_overlapped(const TileWork &work, const WarpgroupSteps &steps, OnlineSoftmax<1> &softmax) {
+        const int step = first_step(steps);
         turns.wait();
         start_scores();
         turns.pass();
         wgmma_wait_group<0>();
-        finish_scores(work.range.count == 1);
-        cap_and_mask<any_mask>(work, 0);
+        finish_scores(step + 1 == work.range.count);
+        cap_and_mask<any_mask>(work, step);
         softmax.step<true>(S);
         round_scores();
-        clear_tail(work);
-        further_steps(work, softmax);
+        clear_tail(work, step);
+        further_steps(work, steps, softmax);
         start_output();
         finish_output();
     }
@@ -218,16 +245,15 @@ struct Consumer {
 
     static constexpr bool any_mask = variant::masks_left || variant::masks_right || variant::ragged_kv;
 
-    // All steps but step 0; masks are only in the code of those that need one.
-    DEVICE void further_steps(const TileWork &work, OnlineSoftmax<1> &softmax) {
-        const MaskedSteps masks(work, work.q_row + warpgroup * warpgroup_rows);
-        int step = 1;
+    // All steps but the first; masks are only in the code of those that need one.
+    DEVICE void further_steps(const TileWork &work, const WarpgroupSteps &steps, OnlineSoftmax<1> &softmax) {
+        int step = first_step(steps) + 1;
         if constexpr (variant::masks_right) {
 #pragma unroll 1
-            for (; step < masks.right_end; ++step)
+            for (; step < steps.right_end; ++step)
                 further_step<true>(work, softmax, step);
         }
-        const int end = variant::masks_left ? masks.left_begin : work.range.count;
+        const int end = variant::masks_left ? steps.left_begin : work.range.count;
 #pragma unroll 1
         for (; step < end; ++step)
             further_step<false>(work, softmax, step);

@@ -17,29 +17,33 @@ struct TileSequence {
     static constexpr bool in_pairs = cfg::persistent && variant::masks_right;
 
     const Schedule &schedule;
-    int index = blockIdx.x; // of the tile, or of the pair
-    bool second = false;    // of the pair
+    int round_start = 0, place_in_round = blockIdx.x;
+    bool second = false; // of a pair
 
     DEVICE explicit TileSequence(const Schedule &schedule) : schedule(schedule) {}
 
-    DEVICE bool ended() const { return index >= per_head() * schedule.heads * schedule.batches; }
+    DEVICE bool ended() const { return index() >= per_head() * schedule.heads * schedule.batches; }
     DEVICE void advance() {
         if (in_pairs && !second && place() < schedule.q_blocks / 2) { // the middle one of an odd number is alone
             second = true;
         } else {
             second = false;
-            index += gridDim.x;
+            round_start += gridDim.x;
+            // Another place in every round, lest one thread block is dealt all those that are alone.
+            if (++place_in_round == gridDim.x)
+                place_in_round = 0;
         }
     }
     DEVICE Tile tile() const {
-        const int head = index / per_head();
+        const int head = index() / per_head();
         const int q_block = second || !variant::masks_right ? place() : schedule.q_blocks - 1 - place();
         return {q_block, head % schedule.heads, head / schedule.heads};
     }
 
   private:
     DEVICE int per_head() const { return in_pairs ? (schedule.q_blocks + 1) / 2 : schedule.q_blocks; }
-    DEVICE int place() const { return index % per_head(); }
+    DEVICE int index() const { return round_start + place_in_round; } // of the tile, or of the pair
+    DEVICE int place() const { return index() % per_head(); }
 };
 
 // A tile's rows, and the keys they look at.

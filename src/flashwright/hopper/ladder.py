@@ -7,8 +7,8 @@ from typing import Any
 from flashwright.hopper.config import HopperForwardKernelConfig
 from flashwright.kernel_configs import DType, LadderRung, climbed
 
-_LARGEST_STEPS = {64: (192, 128), 96: (128, 128), 128: (128, 128), 192: (128, 112), 256: (128, 80)}
-"""Rows of Q and keys that registers and shared memory have room for, by d_head."""
+_LARGE_TILES = {64: (192, 128), 96: (128, 128), 128: (128, 128), 192: (128, 96), 256: (128, 80)}
+"""Rows of Q and keys of the upper rungs, by d_head: about what registers and shared memory have room for."""
 
 
 def get_hopper_progression(
@@ -16,7 +16,7 @@ def get_hopper_progression(
 ) -> list[LadderRung[HopperForwardKernelConfig]]:
     """The ladder, each rung one idea above the last."""
     base = HopperForwardKernelConfig(DType.parse(dtype), d_head, B_r=64, B_c=64)
-    B_r, B_c = _LARGEST_STEPS[d_head]
+    B_r, B_c = _LARGE_TILES[d_head]
     changes: list[tuple[str, dict[str, Any]]] = [
         ("base: bulk tensor copies and warpgroup products", {}),
         ("two K/V stages: the producer copies ahead", {"kv_stages": 2}),

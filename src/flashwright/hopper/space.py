@@ -19,7 +19,7 @@ _STAGES = (1, 2, 3, 4)
 _OTHER_REGISTERS = 32
 """Of a consumer thread, beside its operands: row maxima and sums, addresses, descriptors, the loop. With fewer left the
 compiler spills; up to here, a few dozen bytes at most."""
-_SMALLEST_STEP = 7 * 1024
+_SMALLEST_STEP = 6 * 1024
 """Elements of K below which what every step costs (barriers, turns, maxima across lanes) is not made up for."""
 _BYTES_AHEAD = 64 * 1024
 """Of K and V on their way to one multiprocessor: twice what the memory of an H200 delivers to it (4.8 TB/s over 132) in
@@ -40,7 +40,7 @@ def _does_not_pay(config: HopperForwardKernelConfig, shapes: HopperTileShapes) -
     if left < _OTHER_REGISTERS:
         return (
             f"registers: O, S and P take {shapes.O_registers} + {shapes.S_registers} + {shapes.P_registers} of the "
-            f"{shapes.consumer_registers} registers that {config.n_consumers} consumer warpgroups leave a thread; "
+            f"{shapes.consumer_registers} registers that a thread has with B_r = {config.B_r}; "
             f"{_OTHER_REGISTERS} must remain"
         )
     if config.n_consumers == 1:
@@ -65,8 +65,11 @@ def _is_redundant(config: HopperForwardKernelConfig, shapes: HopperTileShapes) -
             f"stages: {config.kv_stages - 1} of the {config.kv_stages} stages hold {ahead // 1024} KiB of K and V; "
             f"{_BYTES_AHEAD // 1024} KiB on the way hide the latency of memory"
         )
-    if not config.persistent and not config.ping_pong:
-        return "grid: thread blocks of one tile each are tried with ping_pong on; off is tried with persistent ones"
+    if not config.persistent and (config.kv_stages > 2 or not config.ping_pong):
+        return (
+            "grid: thread blocks of one tile each are tried with ping_pong and two stages; "
+            f"ping_pong = {config.ping_pong} with {config.kv_stages} stages is tried with persistent ones"
+        )
     return None
 
 
@@ -77,8 +80,11 @@ def hopper_search_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperForwa
         _B_R, _B_C, _STAGES, flags, flags, flags, flags
     ):
         if (overlap and stages == 1) or (ping_pong and B_r == _B_R[0]):
-            continue
-        config = HopperForwardKernelConfig(dtype, d_head, B_r, B_c, stages, overlap, ping_pong, persistent, lazy)
+            continue  # not a config
+        config = HopperForwardKernelConfig(
+            dtype, d_head, B_r, B_c, stages,
+            overlaps_softmax=overlap, ping_pong=ping_pong, persistent=persistent, lazy_rescale=lazy,
+        )  # fmt: skip
         yield config, hopper_rejection_reason(config)
 
 
@@ -95,5 +101,8 @@ def _worth_timing(dtype: DType, d_head: int) -> tuple[HopperForwardKernelConfig,
 
 
 def is_promising(config: HopperForwardKernelConfig) -> bool:
-    """Whether a config has what the fastest had on an H200: two stages, blocks that stay, and large steps."""
-    return config.persistent and config.kv_stages == 2 and config.B_c * config.d_head > _SMALLEST_STEP
+    """Whether a config has what the fastest had on an H200: two stages, blocks that stay, and steps of a size that
+    keeps the tensor cores busy but leaves registers (at d_head 64 the scores need most of them, beyond it O does)."""
+    least, most = (6, 8) if config.d_head == 64 else (12, 20)
+    step_elements = config.B_c * config.d_head
+    return config.persistent and config.kv_stages == 2 and least * 1024 <= step_elements <= most * 1024

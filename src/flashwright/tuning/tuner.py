@@ -8,7 +8,7 @@ from typing import Any
 
 from flashwright.defaults import default_config, untuned_config
 from flashwright.environment import driver_version, flashwright_version, nvrtc_version_text, package_version
-from flashwright.families import ForwardKernelConfig, family_of
+from flashwright.families import ForwardKernelConfig
 from flashwright.tuning import reload
 from flashwright.tuning.candidates import Candidates, compile_candidates, compile_for_checks
 from flashwright.tuning.database import TuningDatabase
@@ -153,12 +153,13 @@ def incumbent_configs(problem: TuningProblem, gpu: str) -> tuple[ForwardKernelCo
     kind = problem.kind
     now_used = default_config(
         problem.dtype, problem.d_head, causal=problem.causal, q_length=problem.q_length,
-        kv_length=problem.kv_length, gpu=gpu,
+        kv_length=problem.kv_length, gpu=gpu, family=problem.family,
     )  # fmt: skip
     shipped = [result.config for result in shipped_results() if result.key == (gpu, kind)]
-    untuned = untuned_config(problem.dtype, problem.d_head, q_bucket=kind.q_bucket, gpu=gpu)
-    distinct = dict.fromkeys((now_used, *shipped, untuned))
-    return tuple(config for config in distinct if family_of(config).name == problem.family)
+    untuned = untuned_config(
+        problem.dtype, problem.d_head, q_bucket=kind.q_bucket, gpu=gpu, family=problem.family, causal=problem.causal
+    )
+    return tuple(dict.fromkeys((now_used, *shipped, untuned)))
 
 
 def _versions() -> dict[str, str | None]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..architecture import WARP_SIZE
-from ..binding import Binder, Getter, elements_of
+from ..binding import Binder, Getter, Setter, elements_of
 from ..numerics import F16, F32, F64
 from ..ptx.syntax import Instruction
 from ..ptx.types import TYPES
@@ -151,9 +151,8 @@ def _finish_f32(bind: Binder, target: tuple[Any, ...], c: tuple[Any, ...]) -> Fi
     getters = [bind.source(operand, TYPES["f32"]) for operand in c]
 
     def finish(wave: Wave, product: np.ndarray) -> None:
-        flat = product.reshape(4, -1)
-        for row, get, put in zip(flat, getters, setters, strict=True):
-            put(wave, (row + get(wave)).astype(F32))
+        sums = [(row + get(wave)).astype(F32) for row, get in zip(product.reshape(4, -1), getters, strict=True)]
+        _put_all(wave, setters, sums)
 
     return finish
 
@@ -164,9 +163,11 @@ def _finish_f16(bind: Binder, target: tuple[Any, ...], c: tuple[Any, ...]) -> Fi
     getters = [bind.source(operand, TYPES["b32"]) for operand in c]
 
     def finish(wave: Wave, product: np.ndarray) -> None:
-        for half, get, put in zip(product, getters, setters, strict=True):
+        sums = []
+        for half, get in zip(product, getters, strict=True):
             accumulator = np.full(wave.threads, get(wave)).view(F16).reshape(-1, 2)
-            put(wave, (half.T + accumulator).astype(F16).view(_U32).ravel())
+            sums.append((half.T + accumulator).astype(F16).view(_U32).ravel())
+        _put_all(wave, setters, sums)
 
     return finish
 
@@ -177,8 +178,16 @@ def _finish_s32(bind: Binder, target: tuple[Any, ...], c: tuple[Any, ...], satur
     limits = np.iinfo(np.int32)
 
     def finish(wave: Wave, product: np.ndarray) -> None:
-        for row, get, put in zip(product.reshape(4, -1), getters, setters, strict=True):
+        sums = []
+        for row, get in zip(product.reshape(4, -1), getters, strict=True):
             total = row.astype(np.int64) + get(wave)
-            put(wave, (np.clip(total, limits.min, limits.max) if saturates else total).astype(np.int32))
+            sums.append((np.clip(total, limits.min, limits.max) if saturates else total).astype(np.int32))
+        _put_all(wave, setters, sums)
 
     return finish
+
+
+def _put_all(wave: Wave, setters: list[Setter], values: list[np.ndarray]) -> None:
+    """Only when all accumulators have been read: registers of C may be among those of D, in another order."""
+    for put, value in zip(setters, values, strict=True):
+        put(wave, value)

@@ -1,0 +1,140 @@
+"""What the compiler and the simulator say of every kernel on the pages.
+
+They are kept in a file, so that filling the pages takes no time. Counts are of PTX, and so of one compiler version,
+which the file names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flashwright.architectures import architecture
+from flashwright.bench.result_files import read_document, write_document
+from flashwright.compiler import Kernel, compile_many, nvrtc_version
+from flashwright.explain.ampere import shared_map, work_per_step
+from flashwright.explain.execution import STEADY_ITERATION, execute, step_counts
+from flashwright.explain.instruction_kinds import kind_of_ptx
+from flashwright.kernel_configs import FlashForwardKernelConfig
+from flashwright.occupancy import occupancy
+from flashwright.progress import progress_bar
+
+from .broken_kernels import BrokenKernel, broken_kernels
+from .machine_code import digest, machine_code
+
+ARCH = "sm_90"
+KEYS = 512
+"""Rows of K and V in the simulated launch of one thread block."""
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    blocks_per_sm: int
+    limited_by: str
+    code_bytes: int
+    """Of machine code."""
+    code_digest: str
+    """Equal if and, as far as anyone will live to see, only if the machine code is."""
+    scores: int
+    """Computed by one warp in one KV step."""
+    instructions: int
+    """Executed by one warp in one KV step in the middle of the loop; so are the next four."""
+    by_kind: Mapping[str, int]
+    barriers: int
+    shared_wavefronts: int
+    bank_conflicts: int
+    launch_instructions: int
+    """Executed by one warp from the kernel's start to its end; of all keys."""
+    bytes_read: int
+    """From global memory, by the whole block in the whole launch."""
+    bytes_written: int
+
+    @property
+    def instructions_per_thousand_scores(self) -> int:
+        return round(1000 * self.instructions / self.scores)
+
+    @property
+    def wavefronts_per_thousand_scores(self) -> int:
+        return round(1000 * self.shared_wavefronts / self.scores)
+
+    def count_of(self, *kinds: str) -> int:
+        return sum(self.by_kind.get(kind, 0) for kind in kinds)
+
+
+@dataclass(frozen=True)
+class FactsFile:
+    nvrtc: str
+    kernels: Mapping[str, KernelFacts]
+    """By short form."""
+    broken: tuple[BrokenKernel, ...] = ()
+
+    def of(self, config: FlashForwardKernelConfig) -> KernelFacts:
+        name = config.short_form()
+        if name not in self.kernels:
+            raise ValueError(f"the file of kernel facts does not know {name}; run `make docs`")
+        return self.kernels[name]
+
+
+def installed_nvrtc() -> str:
+    return ".".join(map(str, nvrtc_version()))
+
+
+def gather(configs: Sequence[FlashForwardKernelConfig], *, progress: bool = True) -> FactsFile:
+    """Compiles and simulates every config."""
+    kernels = compile_many(configs, ARCH, progress=progress)
+    facts = {}
+    with progress_bar("simulating", len(kernels), enabled=progress) as advance:
+        for kernel in kernels:
+            facts[kernel.config.short_form()] = facts_of(kernel)
+            advance()
+    return FactsFile(installed_nvrtc(), facts, broken_kernels(ARCH))
+
+
+def facts_of(kernel: Kernel[FlashForwardKernelConfig]) -> KernelFacts:
+    config, resident = kernel.config, occupancy(kernel, kernel.arch)
+    execution = execute(kernel, KEYS // config.B_c - config.peeled_first_step)
+    step = step_counts(execution, shared_map(config, architecture(kernel.arch)))
+    first, end = execution.iterations[STEADY_ITERATION]
+    kinds = Counter(kind_of_ptx(entry.opcode).value for entry in execution.trace[first:end])
+    totals = execution.run.counters
+    code = machine_code(kernel.cubin)
+    return KernelFacts(
+        registers=kernel.registers,
+        spill_bytes=kernel.spill_bytes,
+        shared_bytes=kernel.shared_bytes,
+        blocks_per_sm=resident.blocks_per_sm,
+        limited_by=resident.limited_by,
+        code_bytes=len(code),
+        code_digest=digest(code),
+        scores=work_per_step(config),
+        instructions=step.instructions,
+        by_kind=dict(sorted(kinds.items())),
+        barriers=step.barriers,
+        shared_wavefronts=step.wavefronts,
+        bank_conflicts=step.bank_conflicts,
+        launch_instructions=len(execution.trace),
+        bytes_read=totals.bytes_global_to_shared + totals.bytes_global_to_registers,
+        bytes_written=totals.bytes_registers_to_global,
+    )
+
+
+def write_facts(path: Path, facts: FactsFile) -> None:
+    kernels = [{"config": name, **asdict(each)} for name, each in facts.kernels.items()]
+    broken = [asdict(each) for each in facts.broken]
+    write_document(path, {"nvrtc": facts.nvrtc, "arch": ARCH, "keys": KEYS, "kernels": kernels, "broken": broken})
+
+
+def read_facts(path: Path) -> FactsFile:
+    document = read_document(path, holding="kernels", made_by="make docs")
+    kernels: dict[str, KernelFacts] = {}
+    for values in document["kernels"]:
+        facts: dict[str, Any] = dict(values)
+        name = facts.pop("config")
+        kernels[name] = KernelFacts(**facts)
+    return FactsFile(document["nvrtc"], kernels, tuple(BrokenKernel(**values) for values in document["broken"]))

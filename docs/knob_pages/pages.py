@@ -1,0 +1,79 @@
+"""Filling the pages: where they are, what they are made of, and whether they are up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flashwright.bench.knob_effects import bases, configs_of, read_knob_effects
+from flashwright.bench.result_files import write_atomically
+from flashwright.ladder import read_ladder
+from flashwright.progress import progress_bar
+
+from .blocks import filled
+from .kernel_facts import FactsFile, gather, read_facts, write_facts
+from .knobs import KNOBS
+from .pictures import pictures
+from .tables import Inputs, renderers
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path("benchmarks/results")
+FACTS, LADDER, EFFECTS = (RESULTS / name for name in ("knob_facts.json", "ladder_h200.json", "knob_effects_h200.json"))
+INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
+DIAGNOSING = KNOB_PAGES / "diagnosing.md"
+
+
+def read_inputs(root: Path = ROOT) -> Inputs:
+    """The committed results; raises an error for a file that is missing, but for the measurements of a GPU."""
+    effects = read_knob_effects(root / EFFECTS) if (root / EFFECTS).exists() else None
+    return Inputs(root, read_facts(root / FACTS), read_ladder(root / LADDER), effects)
+
+
+def page_paths() -> dict[Path, str | None]:
+    """Every generated page, and the knob that it is about."""
+    return {INDEX: None, DIAGNOSING: None} | {KNOB_PAGES / f"{knob}.md": knob for knob in KNOBS}
+
+
+def filled_pages(inputs: Inputs) -> Mapping[Path, str]:
+    """What every page should say."""
+    pages = {}
+    for path, knob in page_paths().items():
+        try:
+            pages[path] = filled((inputs.root / path).read_text("utf-8"), renderers(inputs, knob))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return pages
+
+
+def stale_pages(inputs: Inputs) -> list[Path]:
+    """Pages that say something else than what they should."""
+    return [path for path, text in filled_pages(inputs).items() if (inputs.root / path).read_text("utf-8") != text]
+
+
+def write_pages(inputs: Inputs) -> list[Path]:
+    """Fills every page; returns those that changed."""
+    changed = stale_pages(inputs)
+    for path, text in filled_pages(inputs).items():
+        if path in changed:
+            write_atomically(inputs.root / path, text.encode())
+    return changed
+
+
+def make_facts(root: Path = ROOT, *, progress: bool = True) -> FactsFile:
+    """Compiles and simulates all kernels of the pages, and keeps what was found."""
+    facts = gather(configs_of(bases()), progress=progress)
+    write_facts(root / FACTS, facts)
+    return facts
+
+
+def draw_pictures(facts: FactsFile, root: Path = ROOT, *, progress: bool = True) -> None:
+    """Draws every picture, and removes those that no page has any more."""
+    drawings = pictures(facts)
+    (root / PICTURES).mkdir(exist_ok=True)
+    with progress_bar("drawing", len(drawings), enabled=progress) as advance:
+        for name, draw in drawings.items():
+            write_atomically(root / PICTURES / name, draw().encode())
+            advance()
+    for path in (root / PICTURES).glob("*.svg"):
+        if path.name not in drawings:
+            path.unlink()

@@ -1,0 +1,309 @@
+"""The content of generated blocks, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from flashwright.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
+from flashwright.explain import ampere
+from flashwright.explain.instruction_kinds import Kind
+from flashwright.kernel_configs import FlashForwardKernelConfig, parse_kernel_name_into_config
+from flashwright.ladder import Ladder
+
+from .blocks import Renderer
+from .kernel_facts import KEYS, FactsFile, KernelFacts
+from .knobs import KNOBS, KnobValue, values_of
+
+MEASURED_BY = "PYTHONPATH=src python benchmarks/knob_effects.py benchmarks/results/knob_effects_h200.json"
+DEVICE_CODE = "src/flashwright/cuda"
+_FLOAT_KINDS = (Kind.FLOAT.value, Kind.EXPONENTIAL.value)
+_OTHER_KINDS = (Kind.INTEGER.value, Kind.MOVE.value, Kind.CONTROL.value)
+
+COUNTS: dict[str, Callable[[KernelFacts], int]] = {
+    "instructions": lambda facts: facts.instructions,
+    "instructions per 1,000 scores": lambda facts: facts.instructions_per_thousand_scores,
+    "instructions of the launch": lambda facts: facts.launch_instructions,
+    "barriers": lambda facts: facts.barriers,
+    "ldmatrix": lambda facts: facts.count_of(Kind.LOAD.value),
+    "mma": lambda facts: facts.count_of(Kind.MMA.value),
+    "copies": lambda facts: facts.count_of(Kind.COPY.value, Kind.GLOBAL.value, Kind.SHARED.value),
+    "fp32 and exponential": lambda facts: facts.count_of(*_FLOAT_KINDS),
+    "integers, moves, branches": lambda facts: facts.count_of(*_OTHER_KINDS),
+    "wavefronts per 1,000 scores": lambda facts: facts.wavefronts_per_thousand_scores,
+    "shared wavefronts": lambda facts: facts.shared_wavefronts,
+    "bank conflicts": lambda facts: facts.bank_conflicts,
+    "bytes read": lambda facts: facts.bytes_read,
+    "bytes written": lambda facts: facts.bytes_written,
+}
+"""The columns that a block of simulated counts may name."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the pages are made of."""
+
+    root: Path
+    facts: FactsFile
+    ladder: Ladder
+    effects: KnobEffects | None
+    """None until they have been measured."""
+
+
+def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
+    """By name, the blocks that a page may have; those about a knob only on the page of one."""
+    of_any: dict[str, Renderer] = {
+        "bases": lambda _: _bases(),
+        "conditions": lambda _: _conditions(inputs),
+        "index": lambda _: _index(inputs),
+        "code": partial(_code, inputs.root),
+        "buffering": _buffering,
+        "same-code": lambda _: _same_code(inputs.facts),
+        "spills": lambda _: _spills(inputs),
+        "broken": lambda _: _broken(inputs.facts),
+    }
+    if knob is None:
+        return of_any
+    return of_any | {
+        "navigation": lambda _: _navigation(knob),
+        "ladder": lambda _: _rung(inputs.ladder, knob),
+        "compiled": lambda _: _compiled(inputs.facts, knob),
+        "simulated": lambda columns: _simulated(inputs.facts, knob, columns),
+        "measured": lambda _: _measured(inputs.effects, knob),
+        "command": lambda base: _command(knob, base),
+    }
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> str:
+    rule = ["---" if column < numbers_from else "---:" for column in range(len(header))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
+
+
+def _value_cells(value: KnobValue) -> list[str]:
+    return [value.base.name, f"**{value.value}**" if value.is_own else value.value]
+
+
+def _compiled(facts: FactsFile, knob: str) -> str:
+    rows, problems = [], []
+    for value in values_of(knob):
+        if value.config is None:
+            problems.append(f"`{value.base.name}` with {value.value}: no kernel, for {value.problem}.")
+            continue
+        of = facts.of(value.config)
+        shared = f"{of.shared_bytes / 1024:g} KiB"
+        resident = f"{of.blocks_per_sm} ({of.limited_by})"
+        same = not value.is_own and of.code_digest == facts.of(value.base.config).code_digest
+        code = "the same" if same else f"{of.code_bytes:,} bytes"
+        rows.append([*_value_cells(value), str(of.registers), f"{of.spill_bytes:,}", shared, resident, code])
+    header = ["kernel", f"`{knob}`", "registers", "spilled bytes", "shared memory", "blocks per SM", "machine code"]
+    note = f"NVRTC {facts.nvrtc}, `sm_90`; in brackets, what limits the blocks. Bold: the base's own value."
+    return "\n\n".join([_table(header, rows, 2), " ".join([note, *problems])])
+
+
+def _simulated(facts: FactsFile, knob: str, columns: str) -> str:
+    names = [name.strip() for name in columns.split(";")]
+    for name in names:
+        if name not in COUNTS:
+            raise ValueError(f"no count is called {name!r}; allowed: {'; '.join(COUNTS)}")
+    rows = [
+        [*_value_cells(value), *(f"{COUNTS[name](facts.of(value.config)):,}" for name in names)]
+        for value in values_of(knob)
+        if value.config is not None
+    ]
+    whole = [name for name in names if name in ("instructions of the launch", "bytes read", "bytes written")]
+    note = "Counted on the simulated GPU: one warp, one KV step in the middle of the loop."
+    if whole:
+        note += f" The launch is one thread block against {KEYS} keys; bytes are the whole block's."
+    return f"{_table(['kernel', f'`{knob}`', *names], rows, 2)}\n\n{note}"
+
+
+def _measured(effects: KnobEffects | None, knob: str) -> str:
+    if effects is None:
+        return f"Not measured yet. On a GPU: `{MEASURED_BY}`, then `make docs`."
+    rows = []
+    for value in values_of(knob):
+        if value.config is not None:
+            found = [effect(effects, value.base, value.config, length) for length in LENGTHS]
+            rows.append([*_value_cells(value), *(cell for each in found for cell in _effect_cells(each))])
+    columns = [f"{name}, {length:,} rows" for length in LENGTHS for name in ("TFLOP/s", "× base", "× FA-2")]
+    return f"{_table(['kernel', f'`{knob}`', *columns], rows, 2)}\n\n{_conditions_line(effects)}"
+
+
+def _effect_cells(found: Effect | str | None) -> list[str]:
+    if isinstance(found, Effect):
+        return [f"{found.tflops:.0f}", _ratio(found.times_base), _ratio(found.times_peer)]
+    return [f"failed: {found}" if found else "–", "–", "–"]
+
+
+def _ratio(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.3f}"
+
+
+def _conditions_line(effects: KnobEffects) -> str:
+    largest = spread(effects)
+    noise = "" if largest is None else f" The same kernel timed twice differed by up to {largest:.1%}."
+    return (
+        f"{effects.environment.get('gpu')}, medians, in turns with FlashAttention-2 (FA-2) in one process, 16,384 "
+        f"tokens of hidden size 2,048, no mask.{noise}"
+    )
+
+
+def _conditions(inputs: Inputs) -> str:
+    compiler = f"Compiled and simulated with NVRTC {inputs.facts.nvrtc} for `sm_90` ([`knob_facts.json`]"
+    compiler += "(../benchmarks/results/knob_facts.json))."
+    if inputs.effects is None:
+        return f"{compiler} Times: not measured yet. On a GPU: `{MEASURED_BY}`, then `make docs`."
+    where = inputs.effects.environment
+    versions = ", ".join(f"{name} {where.get(name)}" for name in ("driver", "torch", "nvrtc") if where.get(name))
+    return (
+        f"{compiler} Timed on {str(where.get('date'))[:10]} ({versions}) by `{MEASURED_BY}` ([`knob_effects_h200.json`]"
+        f"(../benchmarks/results/knob_effects_h200.json)): {_conditions_line(inputs.effects)}"
+    )
+
+
+def _bases() -> str:
+    rows = [[base.name, f"`{base.config}`"] for base in bases()]
+    return _table(["kernel", "config"], rows, 2)
+
+
+# --- Sentences -------------------------------------------------------------------------------------------------
+
+
+def _rung(ladder: Ladder, knob: str) -> str:
+    """The first rung that turns a knob, beside the one before."""
+    pairs = pairwise(ladder.rungs)
+    before, after = next(
+        (pair for pair in pairs if len({getattr(each.rung.config, knob, None) for each in pair}) == 2), (None, None)
+    )
+    if before is None or after is None:
+        raise ValueError(f"no rung of the ladder turns {knob}")
+    told = f"On the [ladder](../performance.md#the-ladder), rung {after.rung.number} ({after.rung.change})"
+    if before.gpu is None or after.gpu is None:
+        return f"{told} has not been timed beside the one before."
+    tflops, ratios = zip(*((each.tflops, each.ratios[PEER]) for each in (before.gpu, after.gpu)), strict=True)
+    return (
+        f"{told}: {tflops[0]:.0f} → {tflops[1]:.0f} TFLOP/s, {ratios[0]:.3f} → {ratios[1]:.3f} × FlashAttention-2 "
+        "(bf16, d_head 128, 4,096 rows)."
+    )
+
+
+def _command(knob: str, base: str) -> str:
+    own, other = [value.config for value in values_of(knob, only=base or "early") if value.config is not None][:2]
+    return f"```bash\nflashwright compare --differing --arch sm_90 \\\n  '{own}' \\\n  '{other}'\n```"
+
+
+def _code(root: Path, arguments: str) -> str:
+    """`FILE ;; TEXT ;; COUNT`: lines of the device code, from the one that contains a text."""
+    name, start, count = (part.strip() for part in arguments.split(";;"))
+    lines = (root / DEVICE_CODE / name).read_text("utf-8").splitlines()
+    first = next((index for index, line in enumerate(lines) if start in line), None)
+    if first is None:
+        raise ValueError(f"{name} has no line with {start!r}")
+    shown = "\n".join(_dedented(lines[first : first + int(count)]))
+    return f"[`{name}`](../../{DEVICE_CODE}/{name}):\n\n```cpp\n{shown}\n```"
+
+
+def _dedented(lines: Sequence[str]) -> list[str]:
+    """Preprocessor lines stand at the margin whatever is around them."""
+    margin = min(len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.startswith("#"))
+    return [line if line.startswith("#") else line[margin:] for line in lines]
+
+
+def _navigation(knob: str) -> str:
+    names = list(KNOBS)
+    index = names.index(knob)
+    links = ["[All knobs](../README.md#the-knobs)"]
+    if index:
+        links.insert(0, f"← [`{names[index - 1]}`]({names[index - 1]}.md)")
+    if index + 1 < len(names):
+        links.append(f"[`{names[index + 1]}`]({names[index + 1]}.md) →")
+    return " · ".join(links)
+
+
+# --- The index -------------------------------------------------------------------------------------------------
+
+
+def _index(inputs: Inputs) -> str:
+    rows = []
+    for knob, meaning in KNOBS.items():
+        cells = [_turned(inputs.effects, base, knob) for base in bases()]
+        rows.append([f"[`{knob}`](knobs/{knob}.md)", meaning, *cells])
+    titles = [f"turned from {base.name}" for base in bases()]
+    return _table(["knob", "what it is", *titles], rows, 4)
+
+
+def _turned(effects: KnobEffects | None, base: Base, knob: str) -> str:
+    """Each other value and how many times as fast the kernel is with it; of another problem, how many times FA-2."""
+    if effects is None:
+        return "not measured yet"
+    told = []
+    for value in values_of(knob, only=base.name):
+        if value.is_own:
+            continue
+        found = None if value.config is None else effect(effects, base, value.config, LENGTHS[-1])
+        told.append(f"{value.value}: {_summary(found)}")
+    return "; ".join(told)
+
+
+def _summary(found: Effect | str | None) -> str:
+    if not isinstance(found, Effect):
+        return "failed" if found else "no kernel"
+    if found.times_base is None:
+        return f"({_ratio(found.times_peer)} × FA-2)"
+    return f"{found.times_base:.2f}"
+
+
+# --- Diagnosing ------------------------------------------------------------------------------------------------
+
+
+def _buffering(config: str) -> str:
+    """Which operands of a config, or of a base kernel, are double-buffered, and why."""
+    named = {base.name: base.config for base in bases()}
+    parsed = named[config] if config in named else parse_kernel_name_into_config(config)
+    rows = [[each.operand, each.product, "yes" if each.is_double_buffered else "no", each.reason] for each in
+            ampere.buffering(parsed)]  # fmt: skip
+    return f"`{parsed}`:\n\n" + _table(["operand", "product", "double-buffered", "why"], rows, 4)
+
+
+def _same_code(facts: FactsFile) -> str:
+    """The turns that the assembler makes nothing of."""
+    rows = []
+    for base in bases():
+        own = facts.of(base.config).code_digest
+        turned = [turn for turn in base.turns if turn.config and facts.of(turn.config).code_digest == own]
+        rows.append([base.name, "; ".join(f"`{turn.change}`" for turn in turned) or "none"])
+    return _table(["kernel", "turns that leave its machine code as it is, byte for byte"], rows, 2)
+
+
+def _spills(inputs: Inputs) -> str:
+    rows = []
+    for base in bases():
+        for turn in base.turns:
+            if turn.config is not None and inputs.facts.of(turn.config).spill_bytes:
+                rows.append([base.name, f"`{turn.change}`", *_spill_cells(inputs, base, turn.config)])
+    header = ["kernel", "turned", "operands at the peak", "spilled bytes", "× base, 4,096 rows"]
+    return _table(header, rows, 2)
+
+
+def _spill_cells(inputs: Inputs, base: Base, config: FlashForwardKernelConfig) -> list[str]:
+    planned = max(phase.total for phase in ampere.register_phases(config))
+    found = None if inputs.effects is None else effect(inputs.effects, base, config, LENGTHS[-1])
+    times = "not measured yet" if inputs.effects is None else _summary(found)
+    return [str(planned), f"{inputs.facts.of(config).spill_bytes:,}", times]
+
+
+def _broken(facts: FactsFile) -> str:
+    return "\n\n".join(f"Without {each.missing}:\n\n```text\n{each.message}\n```" for each in facts.broken)
+
+
+def failures(inputs: Inputs) -> Mapping[str, str]:
+    """Kernels that could not be measured, for whoever runs the generator."""
+    if inputs.effects is None:
+        return {}
+    return {name: reason for result in inputs.effects.cells for name, reason in result.failures.items()}

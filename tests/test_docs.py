@@ -1,0 +1,261 @@
+"""The documentation: pages say what the results say, pictures stand alone, links lead somewhere, commands exist."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from command_line import flashwright
+from flashwright import FlashForwardKernelConfig, compile_kernel
+from flashwright.bench.grid import cell_of
+from flashwright.bench.knob_effects import AGAIN, PEER, KnobEffects, bases, configs_of
+from flashwright.bench.results import CellResult, Measurement
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+
+from knob_pages.blocks import block_names, filled  # noqa: E402
+from knob_pages.kernel_facts import ARCH, facts_of, installed_nvrtc  # noqa: E402
+from knob_pages.knobs import KNOBS, values_of  # noqa: E402
+from knob_pages.machine_code import digest, machine_code  # noqa: E402
+from knob_pages.pages import PICTURES, page_paths, read_inputs, stale_pages  # noqa: E402
+from knob_pages.pictures import pictures, standalone  # noqa: E402
+from knob_pages.tables import Inputs, failures, renderers  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+KNOB_PAGES = [DOCS / "knobs" / f"{knob}.md" for knob in KNOBS]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Inputs:
+    return read_inputs()
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- What the pages say ----------------------------------------------------------------------------------------
+
+
+def test_the_pages_say_what_the_committed_results_say(inputs):
+    assert not stale_pages(inputs), "run `docs/generate.py --pages`, or `make docs` if a kernel changed"
+
+
+def test_every_field_of_the_config_has_a_page():
+    assert set(KNOBS) == {field.name for field in fields(FlashForwardKernelConfig)}
+    assert sorted(path.stem for path in (DOCS / "knobs").glob("*.md")) == sorted([*KNOBS, "diagnosing"])
+
+
+@pytest.mark.parametrize("page", KNOB_PAGES, ids=name_of)
+def test_a_knobs_page_has_a_picture_and_all_three_kinds_of_numbers(page):
+    text = page.read_text()
+    assert {"navigation", "compiled", "simulated", "measured", "command"} <= set(block_names(text))
+    assert "pictures/" in text
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        "What it changes", "On an H200", "When it helps, when it hurts", "How to diagnose",
+    ]  # fmt: skip
+
+
+def test_the_facts_are_those_of_the_installed_compiler_and_the_simulator(inputs):
+    """Of one kernel, for all of them would take a minute: if it is up to date, so was `make docs`."""
+    if inputs.facts.nvrtc != installed_nvrtc():
+        pytest.skip(f"the facts are of NVRTC {inputs.facts.nvrtc}, and {installed_nvrtc()} is installed")
+    config = next(value.config for value in values_of("swizzled", only="early") if not value.is_own)
+    assert facts_of(compile_kernel(config, ARCH)) == inputs.facts.of(config), "the kernel has changed: run `make docs`"
+
+
+def test_machine_code_is_told_apart_from_the_names_around_it(compiled):
+    plain = compiled("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax")
+    code = machine_code(plain.cubin)
+    assert 0 < len(code) < len(plain.cubin)
+    assert len(code) % 16 == 0, "instructions have 16 bytes"
+    assert plain.name.encode() not in code
+    other = compiled(plain.config.short_form(), streaming_stores=True)
+    assert digest(machine_code(other.cubin)) != digest(code)
+
+
+# --- Measurements, which are made on a GPU ---------------------------------------------------------------------
+
+
+def fake_effects(failing: FlashForwardKernelConfig | None = None) -> KnobEffects:
+    """2 ms for every kernel, 3 ms for the peer; the bases' second timing is 5% off."""
+    starts = bases()
+    cells = []
+    for dtype, d_head in dict.fromkeys((config.dtype, config.d_head) for config in configs_of(starts)):
+        for length in (512, 4096):
+            names = [str(c) for c in configs_of(starts) if (c.dtype, c.d_head) == (dtype, d_head) and c != failing]
+            times = dict.fromkeys(names, 2.0) | {PEER: 3.0, str(starts[0].config) + AGAIN: 2.0 / 1.05}
+            measured = {name: Measurement(ms, 10.0, 1e-3) for name, ms in times.items()}
+            failed = {str(failing): "RuntimeError: too hot"} if failing is not None else {}
+            cells.append(CellResult(cell_of(dtype, d_head, False, length), measured, failed))
+    return KnobEffects({"gpu": "NVIDIA Fake", "date": "2030-01-02T03:04:05"}, starts, tuple(cells))
+
+
+def test_measured_effects_fill_the_tables(inputs):
+    measured = renderers(replace(inputs, effects=fake_effects()), "swizzled")["measured"]("")
+    rows = [line.split(" | ") for line in measured.splitlines() if line.startswith("| early")]
+    assert [row[1] for row in rows] == ["**on**", "off"]
+    for row in rows:
+        assert (row[3], row[4]) == ("1.000", "1.500")
+    assert "NVIDIA Fake" in measured
+    assert "differed by up to 5.0%" in measured
+
+
+def test_effects_of_another_problem_are_told_by_their_ratio_to_the_peer(inputs):
+    with_effects = replace(inputs, effects=fake_effects())
+    turned = [line for line in renderers(with_effects, "dtype")["measured"]("").splitlines() if "| FP16 |" in line]
+    assert len(turned) == 2
+    assert all("| – | 1.500 |" in line for line in turned)
+    index = renderers(with_effects, None)["index"]("")
+    assert "FP16: (1.500 × FA-2)" in index
+    assert "off: 1.00" in index
+
+
+def test_a_kernel_that_failed_on_the_gpu_is_shown_with_its_reason(inputs):
+    failing = next(value.config for value in values_of("swizzled", only="final") if not value.is_own)
+    with_effects = replace(inputs, effects=fake_effects(failing))
+    assert "failed: RuntimeError: too hot" in renderers(with_effects, "swizzled")["measured"]("")
+    assert failures(with_effects) == {str(failing): "RuntimeError: too hot"}
+
+
+def test_without_measurements_the_pages_say_so_and_how_to_make_them(inputs):
+    unmeasured = renderers(replace(inputs, effects=None), "swizzled")["measured"]("")
+    assert "Not measured yet" in unmeasured
+    assert "benchmarks/knob_effects.py" in unmeasured
+    assert "not measured yet" in renderers(replace(inputs, effects=None), None)["index"]("")
+
+
+# --- Generated blocks ------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_between_the_marks_is_rewritten():
+    page = "before\n<!-- begin generated: shout: hello -->\nold\n<!-- end generated -->\nafter\n"
+    once = filled(page, {"shout": str.upper})
+    assert once == "before\n<!-- begin generated: shout: hello -->\n\nHELLO\n\n<!-- end generated -->\nafter\n"
+    assert filled(once, {"shout": str.upper}) == once
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ("<!-- begin generated: whisper -->\n<!-- end generated -->", "'whisper' is not known; allowed: shout"),
+        ("<!-- begin generated: shout -->\nnever closed", "not closed"),
+    ],
+)
+def test_a_block_that_cannot_be_filled_is_named(page, message):
+    with pytest.raises(ValueError, match=message):
+        filled(page, {"shout": str.upper})
+
+
+@pytest.mark.parametrize(
+    ("block", "arguments", "message"),
+    [
+        ("simulated", "teraflops", "no count is called 'teraflops'; allowed: instructions"),
+        ("code", "gemm.cuh ;; no such line ;; 3", "gemm.cuh has no line with 'no such line'"),
+        ("ladder", "", "no rung of the ladder turns streaming_stores"),
+    ],
+)
+def test_a_block_of_something_that_does_not_exist_is_refused(inputs, block, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        renderers(inputs, "streaming_stores")[block](arguments)
+
+
+def test_the_generator_checks_without_changing_anything(monkeypatch, capsys):
+    before = {path: (ROOT / path).read_bytes() for path in page_paths()}
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
+    assert runpy.run_path(str(DOCS / "generate.py"))["main"]() == 0
+    assert "all pages are up to date" in capsys.readouterr().out
+    assert {path: (ROOT / path).read_bytes() for path in page_paths()} == before
+
+
+# --- Pictures --------------------------------------------------------------------------------------------------
+
+
+def test_the_pictures_are_those_that_the_generator_draws_and_each_is_on_a_page(inputs):
+    drawn = set(pictures(inputs.facts))
+    assert {path.name for path in (ROOT / PICTURES).iterdir()} == drawn
+    text = "".join(page.read_text() for page in KNOB_PAGES)
+    assert {name for name in drawn if f"pictures/{name}" in text} == drawn
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / PICTURES).glob("*.svg")), ids=lambda path: path.stem)
+def test_a_picture_stands_alone(path):
+    """A size, a title, and colours of its own for light and dark: nothing is fetched from elsewhere."""
+    text = path.read_text()
+    root = ElementTree.fromstring(text)
+    assert root.tag == f"{SVG}svg"
+    assert float(root.get("width", "0")) > 0 and float(root.get("height", "0")) > 0
+    assert root.find(f"{SVG}title") is not None and root.find(f"{SVG}desc") is not None
+    style = root.findtext(f"{SVG}style") or ""
+    assert "prefers-color-scheme: dark" in style
+    used = set(re.findall(r"var\((--[\w-]+)\)", style))
+    assert used <= set(re.findall(r"(--[\w-]+):", style)), "every colour is defined"
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_pictures_that_need_no_compiler_are_up_to_date(inputs):
+    drawings = pictures(inputs.facts)
+    for name in (name for name in drawings if name.startswith(("mix-", "traffic-", "fragments"))):
+        assert (ROOT / PICTURES / name).read_text() == drawings[name](), f"{name}: run `make docs`"
+
+
+def test_a_picture_without_a_size_cannot_stand_alone():
+    with pytest.raises(ValueError, match="without a viewBox"):
+        standalone("<svg></svg>")
+
+
+# --- Links and commands ----------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_relative_link_leads_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    for link in links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{link} does not exist"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{link}: {target.name} has no such heading"
+
+
+def commands_in(page: Path) -> list[str]:
+    """`flashwright …` in code blocks for a shell, and between backticks."""
+    text = page.read_text()
+    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    spans = re.findall(r"`(flashwright [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [line for line in (*lines, *spans) if line.startswith("flashwright ")]
+
+
+COMMANDS = [pytest.param(command, id=f"{name_of(page)}: {command}") for page in PAGES for command in commands_in(page)]
+
+
+def test_the_pages_show_commands():
+    assert len(COMMANDS) > len(KNOBS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_is_shown_exists_with_its_options(command):
+    _, *arguments = shlex.split(command.replace("…", ""), comments=True)
+    code, _, error = flashwright(*arguments, "--help")
+    assert code == 0, error
