@@ -1,4 +1,4 @@
-"""Fills docs/README.md and the pages in docs/knobs with numbers and pictures. No GPU is needed.
+"""Fills README.md and the pages in docs with numbers and pictures. No GPU is needed.
 
 make docs                                      all of it: compiles, simulates, draws, fills (minutes)
 .venv/bin/python docs/generate.py --pages      fills the pages from the committed result files (a second)

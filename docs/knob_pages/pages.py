@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flashwright.bench.knob_effects import bases, configs_of, read_knob_effects
 from flashwright.bench.result_files import write_atomically
+from flashwright.bench.results import read_result
 from flashwright.ladder import read_ladder
 from flashwright.progress import progress_bar
 
@@ -18,20 +19,23 @@ from .tables import Inputs, renderers
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path("benchmarks/results")
-FACTS, LADDER, EFFECTS = (RESULTS / name for name in ("knob_facts.json", "ladder_h200.json", "knob_effects_h200.json"))
+FACTS, LADDER, EFFECTS, BENCH = (
+    RESULTS / name for name in ("knob_facts.json", "ladder_h200.json", "knob_effects_h200.json", "bench_h200_bf16.json")
+)
 INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
 DIAGNOSING = KNOB_PAGES / "diagnosing.md"
+OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), INDEX, DIAGNOSING)
 
 
 def read_inputs(root: Path = ROOT) -> Inputs:
     """The committed results; raises an error for a file that is missing, but for the measurements of a GPU."""
     effects = read_knob_effects(root / EFFECTS) if (root / EFFECTS).exists() else None
-    return Inputs(root, read_facts(root / FACTS), read_ladder(root / LADDER), effects)
+    return Inputs(root, read_facts(root / FACTS), read_ladder(root / LADDER), effects, read_result(root / BENCH))
 
 
 def page_paths() -> dict[Path, str | None]:
     """Every generated page, and the knob that it is about."""
-    return {INDEX: None, DIAGNOSING: None} | {KNOB_PAGES / f"{knob}.md": knob for knob in KNOBS}
+    return dict.fromkeys(OTHER_PAGES) | {KNOB_PAGES / f"{knob}.md": knob for knob in KNOBS}
 
 
 def filled_pages(inputs: Inputs) -> Mapping[Path, str]:

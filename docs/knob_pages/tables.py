@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from flashwright.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
+from flashwright.bench.results import BenchResult
 from flashwright.explain import ampere
 from flashwright.explain.instruction_kinds import Kind
 from flashwright.kernel_configs import FlashForwardKernelConfig, parse_kernel_name_into_config
@@ -17,6 +18,8 @@ from flashwright.ladder import Ladder
 from .blocks import Renderer
 from .kernel_facts import KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
+from .markdown import table
+from .measured import bench_table, ladder_table
 
 MEASURED_BY = "PYTHONPATH=src python benchmarks/knob_effects.py benchmarks/results/knob_effects_h200.json"
 DEVICE_CODE = "src/flashwright/cuda"
@@ -51,6 +54,7 @@ class Inputs:
     ladder: Ladder
     effects: KnobEffects | None
     """None until they have been measured."""
+    bench: BenchResult
 
 
 def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
@@ -64,6 +68,8 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "same-code": lambda _: _same_code(inputs.facts),
         "spills": lambda _: _spills(inputs),
         "broken": lambda _: _broken(inputs.facts),
+        "bench-table": lambda _: bench_table(inputs.bench),
+        "ladder-table": lambda _: ladder_table(inputs.ladder),
     }
     if knob is None:
         return of_any
@@ -78,11 +84,6 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int) -> str:
-    rule = ["---" if column < numbers_from else "---:" for column in range(len(header))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 
 def _value_cells(value: KnobValue) -> list[str]:
@@ -103,7 +104,7 @@ def _compiled(facts: FactsFile, knob: str) -> str:
         rows.append([*_value_cells(value), str(of.registers), f"{of.spill_bytes:,}", shared, resident, code])
     header = ["kernel", f"`{knob}`", "registers", "spilled bytes", "shared memory", "blocks per SM", "machine code"]
     note = f"NVRTC {facts.nvrtc}, `sm_90`; in brackets, what limits the blocks. Bold: the base's own value."
-    return "\n\n".join([_table(header, rows, 2), " ".join([note, *problems])])
+    return "\n\n".join([table(header, rows, 2), " ".join([note, *problems])])
 
 
 def _simulated(facts: FactsFile, knob: str, columns: str) -> str:
@@ -120,7 +121,7 @@ def _simulated(facts: FactsFile, knob: str, columns: str) -> str:
     note = "Counted on the simulated GPU: one warp, one KV step in the middle of the loop."
     if whole:
         note += f" The launch is one thread block against {KEYS} keys; bytes are the whole block's."
-    return f"{_table(['kernel', f'`{knob}`', *names], rows, 2)}\n\n{note}"
+    return f"{table(['kernel', f'`{knob}`', *names], rows, 2)}\n\n{note}"
 
 
 def _measured(effects: KnobEffects | None, knob: str) -> str:
@@ -132,7 +133,7 @@ def _measured(effects: KnobEffects | None, knob: str) -> str:
             found = [effect(effects, value.base, value.config, length) for length in LENGTHS]
             rows.append([*_value_cells(value), *(cell for each in found for cell in _effect_cells(each))])
     columns = [f"{name}, {length:,} rows" for length in LENGTHS for name in ("TFLOP/s", "× base", "× FA-2")]
-    return f"{_table(['kernel', f'`{knob}`', *columns], rows, 2)}\n\n{_conditions_line(effects)}"
+    return f"{table(['kernel', f'`{knob}`', *columns], rows, 2)}\n\n{_conditions_line(effects)}"
 
 
 def _effect_cells(found: Effect | str | None) -> list[str]:
@@ -169,7 +170,7 @@ def _conditions(inputs: Inputs) -> str:
 
 def _bases() -> str:
     rows = [[base.name, f"`{base.config}`"] for base in bases()]
-    return _table(["kernel", "config"], rows, 2)
+    return table(["kernel", "config"], rows, 2)
 
 
 # --- Sentences -------------------------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ def _index(inputs: Inputs) -> str:
         cells = [_turned(inputs.effects, base, knob) for base in bases()]
         rows.append([f"[`{knob}`](knobs/{knob}.md)", meaning, *cells])
     titles = [f"turned from {base.name}" for base in bases()]
-    return _table(["knob", "what it is", *titles], rows, 4)
+    return table(["knob", "what it is", *titles], rows, 4)
 
 
 def _turned(effects: KnobEffects | None, base: Base, knob: str) -> str:
@@ -268,7 +269,7 @@ def _buffering(config: str) -> str:
     parsed = named[config] if config in named else parse_kernel_name_into_config(config)
     rows = [[each.operand, each.product, "yes" if each.is_double_buffered else "no", each.reason] for each in
             ampere.buffering(parsed)]  # fmt: skip
-    return f"`{parsed}`:\n\n" + _table(["operand", "product", "double-buffered", "why"], rows, 4)
+    return f"`{parsed}`:\n\n" + table(["operand", "product", "double-buffered", "why"], rows, 4)
 
 
 def _same_code(facts: FactsFile) -> str:
@@ -278,7 +279,7 @@ def _same_code(facts: FactsFile) -> str:
         own = facts.of(base.config).code_digest
         turned = [turn for turn in base.turns if turn.config and facts.of(turn.config).code_digest == own]
         rows.append([base.name, "; ".join(f"`{turn.change}`" for turn in turned) or "none"])
-    return _table(["kernel", "turns that leave its machine code as it is, byte for byte"], rows, 2)
+    return table(["kernel", "turns that leave its machine code as it is, byte for byte"], rows, 2)
 
 
 def _spills(inputs: Inputs) -> str:
@@ -288,7 +289,7 @@ def _spills(inputs: Inputs) -> str:
             if turn.config is not None and inputs.facts.of(turn.config).spill_bytes:
                 rows.append([base.name, f"`{turn.change}`", *_spill_cells(inputs, base, turn.config)])
     header = ["kernel", "turned", "operands at the peak", "spilled bytes", "× base, 4,096 rows"]
-    return _table(header, rows, 2)
+    return table(header, rows, 2)
 
 
 def _spill_cells(inputs: Inputs, base: Base, config: FlashForwardKernelConfig) -> list[str]:

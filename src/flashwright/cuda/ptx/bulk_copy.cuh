@@ -7,10 +7,6 @@ struct alignas(64) TensorMap {
     char opaque[128];
 };
 
-DEVICE void prefetch_tensor_map(const TensorMap &map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // Copies the tile at (column, row, head, batch); what lies outside of the tensor becomes zero. One thread issues it;
 // the bytes of the whole tile, zeros included, are counted by the barrier.
 DEVICE void bulk_copy_tile(uint32 shared, const TensorMap &map, uint32 barrier, int column, int row, int head,

@@ -1,0 +1,67 @@
+"""The tables of measurements outside of the knobs' pages: against other implementations, and of the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flashwright.bench.grid_plot import length_text
+from flashwright.bench.results import OURS, BenchResult, CellResult, label_of, mean_ratio
+from flashwright.ladder import Ladder
+
+from .markdown import table
+
+PEERS = ("sdpa-cudnn", "sdpa-fa2")
+
+
+def bench_table(result: BenchResult) -> str:
+    """Per head dimension, mask and length: TFLOP/s, and how many times as fast as each peer."""
+    lengths = sorted({found.cell.length for found in result.cells})
+    labels = " and ".join(label_of(peer) for peer in PEERS)
+    rows = [
+        [str(d_head), "causal" if causal else "full", *(_figures(found) for found in cells)]
+        for (d_head, causal), cells in result.panels().items()
+    ]
+    header = ["d_head", "mask", *(length_text(length) for length in lengths)]
+    return f"{table(header, rows, numbers_from=2)}\n\n{_conditions(result, labels)}"
+
+
+def _figures(found: CellResult) -> str:
+    tflops, ratios = found.tflops(OURS), [found.ratio(peer) for peer in PEERS]
+    if tflops is None:
+        return "-"
+    return f"{tflops:.0f} ({' / '.join('-' if ratio is None else f'{ratio:.2f}' for ratio in ratios)})"
+
+
+def _conditions(result: BenchResult, labels: str) -> str:
+    environment, first = result.environment, result.cells[0].cell
+    means = " and ".join(f"{mean_ratio(result.cells, peer):.2f}" for peer in PEERS)
+    return (
+        f"TFLOP/s in {first.dtype.name}, in brackets how many times as fast as {labels}: {means} in the geometric mean "
+        f"of {len(result.cells)} cells. {environment['gpu']}, driver {environment['driver']}, PyTorch "
+        f"{environment['torch']}, NVRTC {environment['nvrtc']}, {str(environment['date'])[:10]}; GPU time, medians, "
+        f"all in turns in one process; {first.batch * first.length:,} tokens of hidden size {first.heads * first.d_head:,}."
+    )
+
+
+def ladder_table(ladder: Ladder) -> str:
+    """Every rung with what the compiler and the simulator say of it, and its time."""
+    header = ["", "change", "registers", "bank conflicts", "instructions per KV step", "TFLOP/s"]
+    timed = [rung for rung in ladder.rungs if rung.gpu is not None]
+    peers = list(timed[0].gpu.ratios) if timed and timed[0].gpu else []
+    rows = list(_rungs(ladder, peers))
+    return table([*header, *(f"× {label_of(peer)}" for peer in peers)], rows, numbers_from=2)
+
+
+def _rungs(ladder: Ladder, peers: list[str]) -> Iterator[list[str]]:
+    for result in ladder.rungs:
+        compiled = list(result.compiled.values())[-1]
+        gpu = result.gpu
+        yield [
+            str(result.rung.number),
+            result.rung.change,
+            f"{compiled.registers}{'!' if compiled.spill_bytes else ''}",
+            f"{result.simulation.bank_conflicts:,}",
+            f"{result.simulation.instructions_per_kv_step:,.0f}",
+            "-" if gpu is None else f"{gpu.tflops:.0f}",
+            *("-" if gpu is None else f"{gpu.ratios[peer]:.3f}" for peer in peers),
+        ]
