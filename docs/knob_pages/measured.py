@@ -35,11 +35,12 @@ def _figures(found: CellResult) -> str:
 def _conditions(result: BenchResult, labels: str) -> str:
     environment, first = result.environment, result.cells[0].cell
     means = " and ".join(f"{mean_ratio(result.cells, peer):.2f}" for peer in PEERS)
+    versions = f"driver {environment['driver']}, PyTorch {environment['torch']}, NVRTC {environment['nvrtc']}"
     return (
         f"TFLOP/s in {first.dtype.name}, in brackets how many times as fast as {labels}: {means} in the geometric mean "
-        f"of {len(result.cells)} cells. {environment['gpu']}, driver {environment['driver']}, PyTorch "
-        f"{environment['torch']}, NVRTC {environment['nvrtc']}, {str(environment['date'])[:10]}; GPU time, medians, "
-        f"all in turns in one process; {first.batch * first.length:,} tokens of hidden size {first.heads * first.d_head:,}."
+        f"of {len(result.cells)} cells. {environment['gpu']}, {versions}, {str(environment['date'])[:10]}; GPU time, "
+        f"medians, all in turns in one process; {first.batch * first.length:,} tokens of hidden size "
+        f"{first.heads * first.d_head:,}."
     )
 
 

@@ -15,7 +15,7 @@ from flashwright.commands.explain import explain
 from flashwright.commands.ladder import ladder
 from flashwright.commands.simulate import simulate
 from flashwright.commands.tune import app as tune_app
-from flashwright.compiler import CompileError
+from flashwright.compiler import CompileError, CompilerMissing
 from flashwright.gpu import GPUError
 from flashwright.simulator import PtxSyntaxError, SimulationError
 
@@ -35,7 +35,7 @@ def main() -> None:
     """The entry point: what a user can cause is reported as one message, not as a traceback."""
     try:
         app()
-    except (ValueError, OSError, CompileError, GPUError, SimulationError, PtxSyntaxError) as error:
+    except (ValueError, OSError, CompileError, CompilerMissing, GPUError, SimulationError, PtxSyntaxError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -46,6 +46,10 @@ class CompileError(RuntimeError):
         self.log = log
 
 
+class CompilerMissing(RuntimeError):
+    """NVRTC is not installed, or cannot be loaded."""
+
+
 @dataclass(frozen=True)
 class CompiledProgram:
     """What NVRTC made of one source for one architecture."""
@@ -200,7 +204,7 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
-        raise RuntimeError(
+        raise CompilerMissing(
             f"NVRTC, NVIDIA's run-time compiler, cannot be loaded ({error}); "
             "install it with: pip install cuda-bindings nvidia-cuda-nvrtc"
         ) from error
