@@ -61,9 +61,9 @@ def gpu(database, monkeypatch):
     """`gpu(…)`: puts an imaginary GPU into this machine, and returns what is asked of it."""
     monkeypatch.setattr(tuning_candidates, "compile_many", fake_compiler())
 
-    def put(**options) -> FakeMeasurer:
+    def put(name: str = GPU, **options) -> FakeMeasurer:
         measurer = FakeMeasurer(**options)
-        monkeypatch.setattr(tune_commands, "this_machine", lambda: FakeMachine(fake=measurer))
+        monkeypatch.setattr(tune_commands, "this_machine", lambda: FakeMachine(name, fake=measurer))
         return measurer
 
     return put
@@ -160,6 +160,24 @@ def test_interrupting_the_real_process_ends_it_with_one_line(database):
 
 
 # --- With one --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "family"),
+    [
+        (GPU, (), "ampere"),
+        ("NVIDIA H200", (), "hopper"),
+        ("NVIDIA H100 80GB HBM3", ("--seqlen", "16"), "ampere"),
+        ("NVIDIA H200", ("--family", "ampere"), "ampere"),
+    ],
+)
+def test_what_is_tuned_is_the_family_that_attention_uses_there_unless_told(run, gpu, name, arguments, family):
+    gpu(name)
+    code, out, err = run("tune", "--d-head", "128", "--limit", "2", *arguments, "--json")
+    assert (code, err) == (0, "")
+    (report,) = json.loads(out)["searches"]
+    assert report["problem"]["family"] == family
+    assert report["result"]["config"].startswith("hopper (") == (family == "hopper")
 
 
 def test_the_winner_is_stored_and_used(run, database, gpu):

@@ -14,11 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from flashwright.commands.output import JsonOption, print_json, table_console
+from flashwright.defaults import best_family, length_bucket
 from flashwright.kernel_configs import DType
 from flashwright.tuning.database import TuningDatabase
 from flashwright.tuning.lookup import shipped_results
 from flashwright.tuning.measure import this_machine
-from flashwright.tuning.problem import FAMILIES, problem_of, standard_problems
+from flashwright.tuning.problem import FAMILIES, LONG_LENGTH, problem_of, standard_problems
 from flashwright.tuning.results import TunedResult, TuningFileError, from_document, to_document
 from flashwright.tuning.tuner import TuningReport, tune
 
@@ -40,7 +41,10 @@ def tune_command(
     kv_seqlen: Annotated[int | None, typer.Option(help="Rows of keys.", show_default="as many")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences.", show_default="16,384 rows in all")] = None,
     heads: Annotated[int | None, typer.Option(help="Heads.", show_default="2,048 columns in all")] = None,
-    family: Annotated[str, typer.Option(help=f"Kernel family: {' or '.join(FAMILIES)}.")] = "ampere",
+    family: Annotated[
+        str | None,
+        typer.Option(help=f"Kernel family: {' or '.join(FAMILIES)}.", show_default="what attention() uses here"),
+    ] = None,
     everything: Annotated[
         bool,
         typer.Option("--all", help="Every head dimension, dtype and mask (or those given), 512 and 8192 rows."),
@@ -59,6 +63,9 @@ def tune_command(
     """
     if context.invoked_subcommand is not None:
         return
+    machine, database = this_machine(), TuningDatabase()
+    if family is None:
+        family = best_family(None if machine is None else machine.name, length_bucket(seqlen or LONG_LENGTH))
     if everything:
         for name, value in {"seqlen": seqlen, "kv-seqlen": kv_seqlen, "batch": batch, "heads": heads}.items():
             if value is not None:
@@ -70,7 +77,6 @@ def tune_command(
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         problems = [problem_of(family=family, **chosen)]
 
-    machine, database = this_machine(), TuningDatabase()
     reports: list[TuningReport] = []
     try:
         for number, problem in enumerate(problems, start=1):
