@@ -14,6 +14,10 @@ constexpr float negative_infinity = __builtin_bit_cast(float, 0xff800000);
 // product of the same by the sum, but too coarse for a log-sum-exp that others will use.
 constexpr bool mma_row_sum = cfg::mma_row_sum && !variant::returns_lse;
 
+// Where registers allow it, dependent instructions are kept apart: two chains of maxima a row instead of one, reduced over
+// the lanes when all are found, and exponentials added two tiles after they were asked for.
+constexpr bool spreads_chains = cfg::spreads_chains;
+
 // What O has to be multiplied by since row maxima have grown; with lazy rescaling, in few steps.
 template <int row_tiles> struct Shrinkage {
     bool needed;
@@ -159,7 +163,16 @@ template <int row_tiles> struct OnlineSoftmax {
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                maximum[m][half] = quad_max(scaled_maximum(S[m], half));
+                maximum[m][half] = scaled_maximum(S[m], half);
+                if constexpr (!spreads_chains)
+                    maximum[m][half] = quad_max(maximum[m][half]);
+            }
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if constexpr (spreads_chains)
+                    maximum[m][half] = quad_max(maximum[m][half]);
                 if constexpr (first)
                     row_max[m][half] = maximum[m][half];
             }
@@ -167,16 +180,21 @@ template <int row_tiles> struct OnlineSoftmax {
 
     // The maximum of a thread's scores of a row; without the optimised softmax, scales them on the way.
     template <int column_tiles> DEVICE float scaled_maximum(float (&S)[column_tiles][4], int half) const {
-        float maximum = negative_infinity;
+        constexpr int chains = spreads_chains ? 2 : 1;
+        float maximum[chains];
+#pragma unroll
+        for (int chain = 0; chain < chains; ++chain)
+            maximum[chain] = negative_infinity;
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
-            for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            for (int i = 0; i < 2; ++i) {
+                float &score = S[n][2 * half + i];
                 if constexpr (!cfg::optimized_softmax)
-                    S[n][i] *= scale;
-                maximum = fmaxf(maximum, S[n][i]);
+                    score *= scale;
+                maximum[i % chains] = fmaxf(maximum[i % chains], score);
             }
-        return maximum;
+        return chains == 2 ? fmaxf(maximum[0], maximum[chains - 1]) : maximum[0];
     }
 
     // exp of a score relative to the row's maximum: one fused multiply-add and one exp2, if optimised.
@@ -194,13 +212,15 @@ template <int row_tiles> struct OnlineSoftmax {
 
     template <int column_tiles>
     DEVICE void exponentiate_row(float (&S)[column_tiles][4], int half, float maximum, float &sum) const {
+        constexpr int delay = spreads_chains ? 2 : 0;
 #pragma unroll
-        for (int n = 0; n < column_tiles; ++n) {
-            float &left = S[n][2 * half], &right = S[n][2 * half + 1];
-            left = exponential(left, maximum, maximum * scale);
-            right = exponential(right, maximum, maximum * scale);
-            if constexpr (!mma_row_sum)
-                sum += left + right;
+        for (int n = 0; n < column_tiles + delay; ++n) {
+            if (n < column_tiles)
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; ++i)
+                    S[n][i] = exponential(S[n][i], maximum, maximum * scale);
+            if (!mma_row_sum && n >= delay)
+                sum += S[n - delay][2 * half] + S[n - delay][2 * half + 1];
         }
     }
 

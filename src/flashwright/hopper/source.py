@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from flashwright.hopper.config import HopperForwardKernelConfig
+from flashwright.hopper.config import MAX_CONSUMERS, HopperForwardKernelConfig
 from flashwright.hopper.shapes import HopperTileShapes
 from flashwright.kernel_configs import DType
 from flashwright.kernel_source import (
@@ -24,9 +24,16 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
     """The forward kernel of a config; raises `ValueError` for a config no kernel can be built from."""
     shapes = HopperTileShapes(config)
     constants: dict[str, dict[str, Constant]] = {
-        # What the family's kernel has no choice about, but shares code with one that has.
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
-        | {"n_consumers": config.n_consumers, "reversed_kv": True, "optimized_softmax": True, "mma_row_sum": False},
+        | {
+            "n_consumers": config.n_consumers,
+            # What the family's kernel has no choice about, but shares code with one that has.
+            "reversed_kv": True,
+            "optimized_softmax": True,
+            "mma_row_sum": False,
+            # Of the 160 registers that three warpgroups leave a thread, the scores need all that there are.
+            "spreads_chains": config.n_consumers < MAX_CONSUMERS,
+        },
         "variant": variant_constants(variant),
         "shape": {
             name: getattr(shapes, name)
