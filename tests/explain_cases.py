@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 
-from flashwright import FlashForwardKernelConfig, parse_kernel_name_into_config
 from flashwright.cli import main
 from flashwright.explain import ConfigFacts, explain_config
+from flashwright.families import OLDEST, ForwardKernelConfig, family_of, parse_config
 
 EAGER = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 LATE = "(BF16, 64, 64, 64, 4): async+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
@@ -18,14 +18,20 @@ TWO_STAGES = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_s
 THROUGH_REGISTERS = "(FP16, 64, 64, 32, 4): load_2_2_2_tiles+opt_softmax+peeled+stride_128"
 REJECTED = "(BF16, 64, 64, 64, 4): async+swizzled+load_2_2_2_tiles+opt_softmax"
 INVALID = "(BF16, 64, 64, 64, 4): async+swizzled+load_3_2_2_tiles"
+HOPPER_PLAIN = "hopper (BF16, 64, 128, 64): stages_2"
+HOPPER_OVERLAPPED = "hopper (BF16, 64, 128, 64): stages_2+overlap+ping_pong+persistent+lazy"
 
 
 SOME_KNOBS = ("n_warps", "async_copy", "swizzled", "optimized_softmax")
 
 
+def explained(short_form: str, arch: str = OLDEST, turning: tuple[str, ...] | None = ()) -> ConfigFacts:
+    return _explained(short_form, family_of(parse_config(short_form)).target(arch), turning)
+
+
 @cache
-def explained(short_form: str, arch: str = "sm_80", turning: tuple[str, ...] = ()) -> ConfigFacts:
-    return explain_config(parse_kernel_name_into_config(short_form), arch, turning=turning, progress=False)
+def _explained(short_form: str, arch: str, turning: tuple[str, ...] | None) -> ConfigFacts:
+    return explain_config(parse_config(short_form), arch, turning=turning, progress=False)
 
 
 class CommandLine:
@@ -45,5 +51,5 @@ class CommandLine:
         return int(stopped.value.code or 0), captured.out, captured.err
 
 
-def _explained_config(config: FlashForwardKernelConfig, arch: str, *, turning: Collection[str]) -> ConfigFacts:
-    return explained(config.short_form(), arch, tuple(turning))
+def _explained_config(config: ForwardKernelConfig, arch: str, *, turning: Collection[str] | None) -> ConfigFacts:
+    return explained(config.short_form(), arch, None if turning is None else tuple(turning))

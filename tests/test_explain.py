@@ -8,6 +8,7 @@ import pytest
 
 from explain_cases import (
     EAGER,
+    HOPPER_PLAIN,
     INVALID,
     LATE,
     REJECTED,
@@ -20,7 +21,7 @@ from explain_cases import (
 from flashwright import parse_kernel_name_into_config
 from flashwright.architectures import architecture
 from flashwright.explain import ampere
-from flashwright.explain.facts import CopyFlight, Timeline
+from flashwright.explain.facts import Flight, Timeline
 from flashwright.explain.report import differences, is_better
 
 WIDE = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
@@ -185,11 +186,11 @@ def test_conflicts_are_charged_to_the_operand_that_has_them():
     assert {operand: t.accesses for operand, t in ldmatrix.items()} == {"K": 16, "V": 16}
 
 
-def hidden_behind(timeline: Timeline, flight: CopyFlight) -> list[str]:
+def hidden_behind(timeline: Timeline, flight: Flight) -> list[str]:
     return [p.name for p in timeline.phases if flight.issued <= p.start and p.end <= (flight.end or 0)]
 
 
-def whole_flights(timeline: Timeline) -> list[CopyFlight]:
+def whole_flights(timeline: Timeline) -> list[Flight]:
     return [f for f in timeline.flights if f.start >= 0 and f.end is not None and f.end < timeline.instructions]
 
 
@@ -291,7 +292,7 @@ def test_json_holds_every_fact(flashwright):
         "simulation",
         "simulation_problem",
         "matrix_loads",
-        "timeline",
+        "timelines",
         "effects",
         "neighbours",
     }
@@ -325,7 +326,8 @@ def test_a_rejected_config_is_explained_with_the_rule(flashwright):
             f"did you mean '{WIDE}'?",
         ),
         (("whatever",), "names no kernel"),
-        (("hopper (BF16, 128, 128, 128): stages_2",), "of the hopper family; only ampere configs are explained"),
+        ((HOPPER_PLAIN, "--arch", "sm_80"), "the hopper family runs on sm_90a alone, not on sm_80"),
+        (("hopper (BF16, 128, 192, 256): stages_4",), "bytes of shared memory; a thread block has at most"),
         ((EAGER, "--arch", "sm_70"), "sm_70"),
         ((EAGER, "--html", "/no/such/place/page.html"), "there is no directory /no/such/place"),
         ((EAGER, "--html", "/"), "/ is a directory"),

@@ -10,7 +10,7 @@ from explain_cases import EAGER, explained
 from flashwright import compile_kernel, parse_kernel_name_into_config
 from flashwright.explain import disassembly
 from flashwright.explain.instruction_kinds import Kind, kind_of_ptx, kind_of_sass
-from flashwright.explain.loop import largest_loop, ptx_listing, sass_listing, sass_mix
+from flashwright.explain.loop import innermost_loop, ptx_listing, sass_loop, sass_mix
 
 # A small loop, a larger one with a block out of line, padding, and the branch to itself that ends every kernel.
 SASS = """
@@ -60,8 +60,8 @@ $inner:
 """
 
 
-def test_the_largest_loop_of_machine_code_includes_blocks_out_of_line():
-    loop = largest_loop(sass_listing(SASS))
+def test_a_loop_of_machine_code_includes_blocks_out_of_line():
+    loop = sass_loop(SASS, [Kind.MMA])
     assert [line.opcode for line in loop.body] == [
         "BAR.SYNC.DEFER_BLOCKING",
         "NOP",
@@ -77,14 +77,21 @@ def test_the_largest_loop_of_machine_code_includes_blocks_out_of_line():
 
 
 def test_an_outer_loop_includes_its_inner_one():
-    loop = largest_loop(ptx_listing(NESTED_PTX, "nested"))
+    loop = innermost_loop(ptx_listing(NESTED_PTX, "nested"), kind_of_ptx, [Kind.MOVE])
     assert len(loop.body) == 7
     assert loop.header.opcode == "mov.u32"
 
 
+def test_of_nested_loops_the_innermost_with_the_instructions_asked_for_is_taken():
+    listing = ptx_listing(NESTED_PTX, "nested")
+    inner, outer = (innermost_loop(listing, kind_of_ptx, kinds) for kinds in ([Kind.INTEGER], [Kind.MOVE]))
+    assert len(inner.body) < len(outer.body)
+    assert set(inner.body) < set(outer.body)
+
+
 def test_code_without_a_loop_is_refused():
     with pytest.raises(ValueError, match="has no loop"):
-        largest_loop(sass_listing("        /*0000*/                   EXIT ;\n"))
+        sass_loop("        /*0000*/                   EXIT ;\n")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,8 @@ def test_code_without_a_loop_is_refused():
         ("cp.async.bulk.tensor.2d.shared::cluster.global", Kind.COPY),
         ("mbarrier.try_wait.parity.shared.b64", Kind.WAIT),
         ("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16", Kind.MMA),
+        ("wgmma.wait_group.sync.aligned", Kind.PRODUCT_WAIT),
+        ("mbarrier.try_wait.parity.shared::cta.b64", Kind.WAIT),
         ("bar.sync", Kind.BARRIER),
         ("bar.warp.sync", Kind.SHUFFLE),
         ("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", Kind.LOAD),
@@ -170,7 +179,7 @@ def test_machine_code_of_a_kernel_has_the_products_of_its_ptx():
     if disassembly.find_disassembler() is None:
         pytest.skip(disassembly.NOT_FOUND)
     kernel = compile_kernel(parse_kernel_name_into_config(EAGER))
-    by_kind = sass_mix(largest_loop(sass_listing(disassembly.disassemble(kernel.cubin)))).by_kind
+    by_kind = sass_mix(sass_loop(disassembly.disassemble(kernel.cubin))).by_kind
     for kind in (Kind.MMA, Kind.LOAD, Kind.COPY, Kind.BARRIER, Kind.EXPONENTIAL):
         assert by_kind[kind.value] == explained(EAGER).loop.ptx.by_kind[kind.value]
     assert Kind.OTHER.value not in by_kind or by_kind[Kind.OTHER.value] < 10

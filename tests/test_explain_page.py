@@ -12,7 +12,17 @@ import pytest
 from matplotlib.image import imread
 
 from browser import REQUIRED_VARIABLE, find_browser, open_page
-from explain_cases import EAGER, LATE, REJECTED, SOME_KNOBS, THROUGH_REGISTERS, TWO_STAGES, explained
+from explain_cases import (
+    EAGER,
+    HOPPER_OVERLAPPED,
+    HOPPER_PLAIN,
+    LATE,
+    REJECTED,
+    SOME_KNOBS,
+    THROUGH_REGISTERS,
+    TWO_STAGES,
+    explained,
+)
 from flashwright.explain.compare import compare_facts
 from flashwright.explain.fragments import a_layout, b_layout, c_layout
 from flashwright.explain.page import comparison_page, config_page
@@ -29,7 +39,7 @@ MOST_BYTES = 1_500_000
 
 def pictures_of(facts):
     return {
-        "timeline": timeline_picture(facts.timeline),
+        **{timeline.warp: timeline_picture(timeline) for timeline in facts.timelines},
         "registers": registers_picture(facts.registers),
         "shared map": shared_map_picture(facts.shared),
         "banks": banks_picture(facts.matrix_loads[0], "banks"),
@@ -41,7 +51,7 @@ def texts_of(picture):
     return [element.text for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
 
 
-@pytest.mark.parametrize("config", [EAGER, LATE, TWO_STAGES, THROUGH_REGISTERS])
+@pytest.mark.parametrize("config", [EAGER, LATE, TWO_STAGES, THROUGH_REGISTERS, HOPPER_PLAIN, HOPPER_OVERLAPPED])
 def test_pictures_are_well_formed_and_described_in_words(config):
     for name, picture in pictures_of(explained(config)).items():
         root = ElementTree.fromstring(picture)
@@ -127,6 +137,8 @@ def page_files(tmp_path_factory):
     pages = {
         "explain": config_page(explained(EAGER, turning=SOME_KNOBS)),
         "rejected": config_page(explained(REJECTED)),
+        "hopper": config_page(explained(HOPPER_OVERLAPPED)),
+        "families": comparison_page(compare_facts(explained(EAGER), explained(HOPPER_PLAIN))),
         "compare": comparison_page(compare_facts(explained(EAGER), explained(LATE))),
     }
     directory = tmp_path_factory.mktemp("pages")
@@ -170,7 +182,7 @@ def browser_page():
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("name", ["explain", "compare"])
+@pytest.mark.parametrize("name", ["explain", "compare", "hopper", "families"])
 def test_the_page_fits_its_window(browser_page, page_files, name, width):
     browser_page.open(page_files[name], width=width)
     assert browser_page.evaluate("document.documentElement.scrollWidth") <= width
@@ -197,7 +209,7 @@ OVERLAPPING_TEXTS = """
 
 
 def test_no_text_of_a_picture_is_cut_off_or_written_over(browser_page, page_files):
-    for name in ("explain", "compare"):
+    for name in ("explain", "compare", "hopper", "families"):
         browser_page.open(page_files[name], width=1280)
         assert browser_page.evaluate("document.querySelectorAll('svg text').length") > 50
         assert browser_page.evaluate(TEXTS_OUTSIDE_THEIR_PICTURE) == []
@@ -205,8 +217,9 @@ def test_no_text_of_a_picture_is_cut_off_or_written_over(browser_page, page_file
 
 
 @pytest.mark.parametrize(("colour_scheme", "darkest", "lightest"), [("light", 0.85, 1.0), ("dark", 0.0, 0.25)])
-def test_the_page_follows_the_colour_scheme(browser_page, page_files, colour_scheme, darkest, lightest):
-    browser_page.open(page_files["explain"], width=1280, colour_scheme=colour_scheme)
+@pytest.mark.parametrize("name", ["explain", "hopper"])
+def test_the_page_follows_the_colour_scheme(browser_page, page_files, name, colour_scheme, darkest, lightest):
+    browser_page.open(page_files[name], width=1280, colour_scheme=colour_scheme)
     image = imread(io.BytesIO(browser_page.screenshot()))[..., :3]
     assert image.shape[0] > 3000 and image.shape[1] == 1280
     assert darkest < np.median(image) < lightest
@@ -214,8 +227,9 @@ def test_the_page_follows_the_colour_scheme(browser_page, page_files, colour_sch
     assert len(colours) > 60
 
 
-def test_the_page_prints(browser_page, page_files):
-    browser_page.open(page_files["explain"], width=1280, colour_scheme="dark")
+@pytest.mark.parametrize("name", ["explain", "hopper"])
+def test_the_page_prints(browser_page, page_files, name):
+    browser_page.open(page_files[name], width=1280, colour_scheme="dark")
     pdf = browser_page.pdf()
     assert pdf.startswith(b"%PDF")
     assert len(pdf) > 50_000

@@ -7,26 +7,28 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flashwright.commands.explain import ArchOption, ConfigArgument, HtmlOption, check_html_place, parse_explainable
+from flashwright.commands.explain import ArchOption, ConfigArgument, HtmlOption, check_html_place
 from flashwright.commands.output import JsonOption, print_json, table_console
 from flashwright.explain.compare import ComparedSection, Comparison, compare_facts
 from flashwright.explain.gather import explain_config
 from flashwright.explain.page import comparison_page
 from flashwright.explain.report import shown
+from flashwright.families import OLDEST, ForwardKernelConfig, family_of, parse_config
 
 
 def compare(
     first: ConfigArgument,
     second: ConfigArgument,
-    arch: ArchOption = "sm_80",
+    arch: ArchOption = OLDEST,
     html: HtmlOption = None,
     differing: Annotated[bool, typer.Option("--differing", help="Show only the facts that differ.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say how two configs differ in all that `explain` knows."""
     check_html_place(html)
-    configs = [parse_explainable(text) for text in (first, second)]
-    comparison = compare_facts(*(explain_config(config, arch, turning=()) for config in configs))
+    configs = (parse_config(first), parse_config(second))
+    target = _common_target(configs, arch)
+    comparison = compare_facts(*(explain_config(config, target, turning=()) for config in configs))
     if html is not None:
         html.write_text(comparison_page(comparison), "utf-8")
     if as_json:
@@ -35,6 +37,11 @@ def compare(
         table_console().print(f"wrote {html}", highlight=False, soft_wrap=True)
     else:
         _print_comparison(comparison, only_differing=differing)
+
+
+def _common_target(configs: tuple[ForwardKernelConfig, ForwardKernelConfig], arch: str) -> str:
+    """One architecture for both: the oldest that both run on, unless another was asked for."""
+    return max(family_of(config).target(arch) for config in configs)
 
 
 def _print_comparison(comparison: Comparison, *, only_differing: bool) -> None:

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from flashwright.commands.output import JsonOption, print_json, table_console
-from flashwright.explain.ampere import KNOBS_TO_TURN
 from flashwright.explain.facts import ConfigFacts, Neighbour
 from flashwright.explain.gather import explain_config
 from flashwright.explain.page import config_page
@@ -23,11 +22,15 @@ from flashwright.explain.report import (
     shown,
     shown_difference,
 )
-from flashwright.families import AMPERE, family_of, parse_config
-from flashwright.kernel_configs import FlashForwardKernelConfig
+from flashwright.families import OLDEST, family_of, parse_config
 
 ConfigArgument = Annotated[str, typer.Argument(help="A config's short form, or a kernel's C++ name.", metavar="CONFIG")]
-ArchOption = Annotated[str, typer.Option(help="The GPU architecture to compile for: sm_80, sm_86, sm_89, sm_90, …")]
+ArchOption = Annotated[
+    str,
+    typer.Option(
+        help="The GPU architecture to compile for: sm_80, sm_86, sm_89, sm_90, …, or the oldest that it runs on."
+    ),
+]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page with pictures.")]
 MIN_COLUMNS_FOR_VERDICTS = 140
 _SHORT_NAMES = {
@@ -43,15 +46,15 @@ _COLOURS = {True: "green", False: "red", None: "default"}
 
 def explain(
     config: ConfigArgument,
-    arch: ArchOption = "sm_80",
+    arch: ArchOption = OLDEST,
     html: HtmlOption = None,
     neighbours: Annotated[bool, typer.Option(help="Also compile and simulate every config one knob away.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Say all there is to know about a config: registers, shared memory, occupancy, instructions, conflicts."""
     check_html_place(html)
-    turning = KNOBS_TO_TURN if neighbours else ()
-    facts = explain_config(parse_explainable(config), arch, turning=turning)
+    parsed = parse_config(config)
+    facts = explain_config(parsed, family_of(parsed).target(arch), turning=None if neighbours else ())
     if html is not None:
         html.write_text(config_page(facts), "utf-8")
     if as_json:
@@ -60,16 +63,6 @@ def explain(
         table_console().print(f"wrote {html}", highlight=False, soft_wrap=True)
     else:
         _print_facts(facts)
-
-
-def parse_explainable(text: str) -> FlashForwardKernelConfig:
-    """The config that a text names, of the family whose facts are known."""
-    config = parse_config(text)
-    if not isinstance(config, FlashForwardKernelConfig):
-        raise ValueError(
-            f"{config} is of the {family_of(config).name} family; only {AMPERE.name} configs are explained"
-        )
-    return config
 
 
 def check_html_place(html: Path | None) -> None:

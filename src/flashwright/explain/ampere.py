@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+from flashwright import kernel_configs
 from flashwright.architectures import Architecture
 from flashwright.explain.facts import (
     Buffering,
     Knob,
     OperandRegisters,
+    Reallocation,
     RegisterPhase,
     Shape,
     SharedMap,
@@ -75,7 +77,7 @@ _SWITCHES: dict[str, tuple[str, str]] = {
 }
 _SIZES = ("B_r", "B_c", "n_warps")
 _TILES = {"Q_mma_load_K_tiles": "Q", "K_mma_load_K_tiles": "K", "V_mma_load_K_tiles": "V"}
-KNOBS_TO_TURN = (*_SIZES, *_TILES, *_SWITCHES, "static_row_stride")
+KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, *_TILES, *_SWITCHES, "static_row_stride")
 """All but `dtype` and `d_head`, which say what is computed, not how."""
 
 
@@ -129,6 +131,10 @@ def shapes(config: FlashForwardKernelConfig) -> tuple[Shape, ...]:
     return tuple(Shape(name, getattr(derived, name), meaning) for name, meaning in meanings.items())
 
 
+def rejection_reason(config: FlashForwardKernelConfig) -> str | None:
+    return kernel_configs.rejection_reason(config)
+
+
 # --- Registers -------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +167,15 @@ def _fragments(name: str, outer: int, gemm: GemmShape, buffers: int, registers: 
     width = gemm.tile_fragments * FRAGMENT
     count = "1 tile" if buffers == 1 else f"{buffers} tiles"
     return OperandRegisters(name, registers, f"{count} of {outer} × {width} at 16 bits ÷ 32 lanes")
+
+
+def register_limit(config: FlashForwardKernelConfig, arch: Architecture) -> int:
+    return arch.registers_per_thread
+
+
+def reallocations(config: FlashForwardKernelConfig) -> tuple[Reallocation, ...]:
+    """None: every warp keeps what it was launched with."""
+    return ()
 
 
 # --- Shared memory ---------------------------------------------------------------------------------------------
@@ -238,6 +253,15 @@ def _change(name: str, old: int, new: int) -> tuple[str, dict[str, Any]]:
 def work_per_step(config: FlashForwardKernelConfig) -> int:
     """Scores that one warp computes in one KV step."""
     return config.B_r // config.n_warps * config.B_c
+
+
+def steps_before_loop(config: FlashForwardKernelConfig) -> int:
+    return int(config.peeled_first_step)
+
+
+def row_stride(config: FlashForwardKernelConfig) -> int:
+    """A kernel that was compiled for a stride is given it."""
+    return config.static_row_stride or config.d_head
 
 
 def without_or_with_swizzle(config: FlashForwardKernelConfig) -> FlashForwardKernelConfig:

@@ -1,17 +1,19 @@
-"""One thread block of a kernel on the simulated GPU, and what its first warp executed, step by step."""
+"""One thread block of a kernel on the simulated GPU, and what one of its warps executed, step by step."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from flashwright.compiler import Kernel
+from flashwright.explain.arithmetic import arithmetic_of
 from flashwright.explain.facts import SharedMap, SharedTraffic, Simulation, StepCounts
 from flashwright.explain.instruction_kinds import Kind, kind_of_ptx
-from flashwright.explain.loop import Loop, largest_loop, ptx_listing
-from flashwright.kernel_configs import FlashForwardKernelConfig
+from flashwright.explain.loop import KV_LOOP, Loop, ptx_loop
+from flashwright.families import ForwardKernelConfig
 from flashwright.numpy_dtypes import NUMPY_DTYPES
 from flashwright.simulation import reference_forward, relative_error, simulate_forward
 from flashwright.simulator.access_patterns import global_cost, shared_cost
@@ -23,9 +25,23 @@ STEADY_ITERATION = 1
 
 
 @dataclass(frozen=True)
-class Execution:
-    """A traced run. Iterations are (first, end) indices into the trace, one per pass through the KV loop."""
+class TracedWarp:
+    """A warp to follow, and how the loop is known that it spends its KV steps in."""
 
+    number: int
+    name: str = "one warp"
+    role: str = "warp"
+    loop_kinds: tuple[Kind, ...] = KV_LOOP
+
+
+FIRST_WARP = TracedWarp(0)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A traced run. Iterations are (first, end) indices into the trace, one per pass through the warp's loop."""
+
+    warp: TracedWarp
     run: Run
     trace: list[TraceEntry]
     iterations: tuple[tuple[int, int], ...]
@@ -35,18 +51,19 @@ class Execution:
     relative_error: float
 
 
-def execute(kernel: Kernel[FlashForwardKernelConfig], iterations: int) -> Execution:
+def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp = FIRST_WARP) -> Execution:
     """Runs the kernel's loop that many times on random inputs of one head and one block of Q."""
     config = kernel.config
-    steps = iterations + config.peeled_first_step
+    steps = iterations + arithmetic_of(config).steps_before_loop(config)
     q, k, v = _inputs(config, config.B_r, steps * config.B_c)
-    simulation = simulate_forward(config, q, k, v, arch=kernel.arch, check_hazards=False, trace_warp=(0, 0))
+    simulation = simulate_forward(config, q, k, v, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number))
     trace = simulation.run.trace
     assert trace is not None
     return Execution(
+        warp=warp,
         run=simulation.run,
         trace=trace,
-        iterations=_iterations(trace, largest_loop(ptx_listing(kernel.ptx, kernel.name))),
+        iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, warp.loop_kinds)),
         q_rows=config.B_r,
         kv_rows=steps * config.B_c,
         row_stride_bytes=k.strides[2],
@@ -54,10 +71,10 @@ def execute(kernel: Kernel[FlashForwardKernelConfig], iterations: int) -> Execut
     )
 
 
-def _inputs(config: FlashForwardKernelConfig, q_rows: int, kv_rows: int) -> list[np.ndarray]:
+def _inputs(config: ForwardKernelConfig, q_rows: int, kv_rows: int) -> list[np.ndarray]:
     """Standard normal q, k, v of one head, whose rows are as far apart as the config asks."""
     generator = np.random.default_rng(0)
-    stride = config.static_row_stride or config.d_head
+    stride = arithmetic_of(config).row_stride(config)
     return [
         generator.standard_normal((1, 1, rows, stride)).astype(NUMPY_DTYPES[config.dtype])[..., : config.d_head]
         for rows in (q_rows, kv_rows, kv_rows)

@@ -49,14 +49,26 @@ class RegisterPhase:
 
 
 @dataclass(frozen=True)
+class Reallocation:
+    """Registers that the warps of one part have after launch, by taking others' or giving back their own."""
+
+    part: str
+    registers: int
+    meaning: str
+
+
+@dataclass(frozen=True)
 class RegisterBudget:
     """Registers per thread: what the operands need by arithmetic, and what the compiler used."""
 
     phases: tuple[RegisterPhase, ...]
     limit: int
     used: int
+    """By the compiler's count: what every thread is launched with."""
     spill_bytes: int
     stack_bytes: int
+    reallocations: tuple[Reallocation, ...] = ()
+    """None where threads keep what they were launched with."""
 
     @property
     def operands(self) -> tuple[OperandRegisters, ...]:
@@ -116,6 +128,8 @@ class KVLoop:
     sass: InstructionMix | None
     sass_problem: str | None
     """Why there is no machine code to look at."""
+    serialised: bool | None = None
+    """Whether the assembler made asynchronous products wait for one another; None if they are not asynchronous."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +194,7 @@ class LaneAccess:
 
 @dataclass(frozen=True)
 class MatrixLoad:
-    """One executed `ldmatrix`, and the layout of the block it reads."""
+    """What one instruction reads of a block as 8×8 matrices, and the layout of the block."""
 
     config: str
     swizzled: bool
@@ -192,6 +206,8 @@ class MatrixLoad:
     wavefronts_ideal: int
     bank_groups: tuple[tuple[int, ...], ...]
     """Of the first rows of the block, where each 16-byte vector lies."""
+    readers: str = "lanes"
+    """Who `lanes` are: lanes that each give the address of a row, or the rows themselves where nobody does."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +221,9 @@ class Span:
 
 
 @dataclass(frozen=True)
-class CopyFlight:
-    """A block's copy from its first instruction to the wait that makes it arrive; indices of executed instructions."""
+class Flight:
+    """What goes on while the warp does other things, from its first instruction to the wait for its end: a block's
+    copy, or a group of products. Indices of executed instructions."""
 
     block: str
     region: str
@@ -232,8 +249,11 @@ class Timeline:
     """And, last, where the second step ends."""
     first_step: int
     spans: tuple[Span, ...]
-    flights: tuple[CopyFlight, ...]
+    flights: tuple[Flight, ...]
     phases: tuple[Phase, ...]
+    warp: str = "one warp"
+    role: str = "warp"
+    """What kind of warp it is: `warp` where all do the same, otherwise `producer` or `consumer`."""
 
     @property
     def instructions(self) -> int:
@@ -265,6 +285,8 @@ class Neighbour:
     effects: Effects | None
     same_work: bool = True
     """Whether a warp's KV step computes as much as before, so that counts per step compare."""
+    fewer_registers_are_better: bool = True
+    """Not where the count is a share of the multiprocessor's that the launch fixes."""
 
 
 @dataclass(frozen=True)
@@ -284,10 +306,16 @@ class ConfigFacts:
     simulation: Simulation | None
     simulation_problem: str | None
     matrix_loads: tuple[MatrixLoad, ...]
-    """The config's own, and that of the same config with the swizzle turned."""
-    timeline: Timeline | None
+    """The config's own, and that of the same block with the swizzle turned."""
+    timelines: tuple[Timeline, ...]
+    """One of each kind of warp, that of the counts first; none if the kernel cannot be simulated."""
     effects: Effects
     neighbours: tuple[Neighbour, ...]
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of the warp whose steps are counted."""
+        return self.timelines[0] if self.timelines else None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON, with the sums that properties give."""

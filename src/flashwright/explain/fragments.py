@@ -49,3 +49,10 @@ def _b_holder(row: int, column: int) -> Holder:
 
 def _c_holder(row: int, column: int) -> Holder:
     return Holder(row % 8 * 4 + column // 2, row // 8 * 2 + column % 2)
+
+
+def accumulator_holder(row: int, column: int) -> Holder:
+    """Of one warp's 16 rows of `wgmma`'s accumulator (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16"):
+    tiles of 8 columns, one after the other, each as C above."""
+    tile = _c_holder(row, column % N)
+    return Holder(tile.lane, column // N * 4 + tile.register)

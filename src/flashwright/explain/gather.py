@@ -8,87 +8,104 @@ from typing import Any
 
 from flashwright.architectures import architecture
 from flashwright.compiler import Kernel, compile_many
-from flashwright.explain import ampere
+from flashwright.explain.arithmetic import arithmetic_of
 from flashwright.explain.disassembly import DisassemblyError, disassemble
-from flashwright.explain.execution import STEADY_ITERATION, Execution, execute, simulation_facts, step_counts
+from flashwright.explain.execution import (
+    FIRST_WARP,
+    STEADY_ITERATION,
+    Execution,
+    TracedWarp,
+    execute,
+    simulation_facts,
+    step_counts,
+)
 from flashwright.explain.facts import ConfigFacts, Effects, KVLoop, Neighbour, RegisterBudget, Verdict
-from flashwright.explain.loop import largest_loop, ptx_listing, ptx_mix, sass_listing, sass_mix
-from flashwright.explain.matrix_load import matrix_load_facts
-from flashwright.explain.timeline import ITERATIONS_NEEDED, timeline_facts
-from flashwright.kernel_configs import FlashForwardKernelConfig, rejection_reason
+from flashwright.explain.families import executed_family
+from flashwright.explain.loop import ptx_loop, ptx_mix, sass_loop, sass_mix
+from flashwright.explain.timeline import ITERATIONS_NEEDED
+from flashwright.families import OLDEST, ForwardKernelConfig, family_of
 from flashwright.occupancy import occupancy
 from flashwright.progress import progress_bar
-from flashwright.tile_shapes import ForwardKernelTileShapes
 
 STEADY_ITERATIONS_NEEDED = STEADY_ITERATION + 2
 """So that the steady iteration is not the loop's last."""
+SERIALISED = "instructions are serialized"
+"""What the assembler says when it makes asynchronous products wait for one another."""
 
 
 def explain_config(
-    config: FlashForwardKernelConfig,
-    arch: str = "sm_80",
+    config: ForwardKernelConfig,
+    arch: str = OLDEST,
     *,
-    turning: Collection[str] = ampere.KNOBS_TO_TURN,
+    turning: Collection[str] | None = None,
     progress: bool = True,
 ) -> ConfigFacts:
     """All the facts about a config; raises `ValueError` for one that no kernel can be built from.
 
-    `turning` names the knobs whose neighbours are compiled and simulated too.
+    `turning` names the knobs whose neighbours are compiled and simulated too; by default, all.
     """
+    arch = family_of(config).target(arch)
     target = architecture(arch)
-    shared = ampere.shared_map(config, target)
-    turned = ampere.without_or_with_swizzle(config)
-    changes = {change: values for change, values in ampere.neighbours(config) if values.keys() <= set(turning)}
+    of_config, executed = arithmetic_of(config), executed_family(config)
+    shared = of_config.shared_map(config, target)
+    knobs_to_turn = set(of_config.KNOBS_TO_TURN if turning is None else turning)
+    changes = {change: values for change, values in of_config.neighbours(config) if values.keys() <= knobs_to_turn}
     candidates = {change: _changed(config, values) for change, values in changes.items()}
-    built = [candidate for candidate in candidates.values() if isinstance(candidate, FlashForwardKernelConfig)]
+    built = [candidate for candidate in candidates.values() if not isinstance(candidate, ValueError)]
 
-    configs = list(dict.fromkeys([config, turned, *built]))
+    drawn = (config, *executed.also_drawn(config))
+    configs = list(dict.fromkeys([*drawn, *built]))
     kernels = dict(zip(configs, compile_many(configs, arch, progress=progress), strict=True))
     kernel = kernels[config]
-    problem = _why_it_cannot_run(kernel)
-    executions = _execute_all(kernels, traced_longer=(config, turned), progress=progress)
+    warps = executed.warps(config)
+    runs = [(each, FIRST_WARP) for each in configs if each != config] + [(config, warp) for warp in warps]
+    traced = _execute_all(kernels, runs, traced_longer=drawn, progress=progress)
+    executions = {each: execution for (each, warp), execution in traced.items() if warp in (FIRST_WARP, warps[0])}
     effects = {each: _effects(kernels[each], executions.get(each)) for each in configs}
     own = executions.get(config)
-    reason = rejection_reason(config)
+    reason = of_config.rejection_reason(config)
     return ConfigFacts(
         config=config.short_form(),
-        family=ampere.FAMILY,
+        family=of_config.FAMILY,
         arch=arch,
         kernel=config.kernel_name(),
-        knobs=ampere.knobs(config),
-        shapes=ampere.shapes(config),
+        knobs=of_config.knobs(config),
+        shapes=of_config.shapes(config),
         verdict=Verdict(kept=reason is None, reason=reason),
         registers=RegisterBudget(
-            phases=ampere.register_phases(config),
-            limit=target.registers_per_thread,
+            phases=of_config.register_phases(config),
+            limit=of_config.register_limit(config, target),
             used=kernel.registers,
             spill_bytes=kernel.spill_bytes,
             stack_bytes=kernel.stack_bytes,
+            reallocations=of_config.reallocations(config),
         ),
         shared=shared,
         occupancy=occupancy(kernel, arch),
-        buffering=ampere.buffering(config),
-        loop=_loop_facts(kernel),
+        buffering=of_config.buffering(config),
+        loop=loop_facts(kernel, asynchronous=executed.has_asynchronous_products),
         simulation=simulation_facts(own, shared) if own else None,
-        simulation_problem=problem,
-        matrix_loads=tuple(matrix_load_facts(each, executions[each], shared) for each in (config, turned) if own),
-        timeline=timeline_facts(config, own, shared) if own else None,
+        simulation_problem=_why_it_cannot_run(kernel),
+        matrix_loads=executed.matrix_loads(config, executions, shared),
+        timelines=tuple(
+            executed.timeline(config, traced[config, warp], shared) for warp in warps if (config, warp) in traced
+        ),
         effects=effects[config],
         neighbours=tuple(_neighbour(config, change, candidate, effects) for change, candidate in candidates.items()),
     )
 
 
-def _changed(config: FlashForwardKernelConfig, values: dict[str, Any]) -> FlashForwardKernelConfig | ValueError:
+def _changed(config: ForwardKernelConfig, values: dict[str, Any]) -> ForwardKernelConfig | ValueError:
     """The config with other values, or why no kernel can be built from it."""
     try:
         candidate = replace(config, **values)
-        ForwardKernelTileShapes(candidate)
+        family_of(candidate).shapes(candidate)
     except ValueError as problem:
         return problem
     return candidate
 
 
-def _why_it_cannot_run(kernel: Kernel[FlashForwardKernelConfig]) -> str | None:
+def _why_it_cannot_run(kernel: Kernel[Any]) -> str | None:
     most = architecture(kernel.arch).shared_bytes_per_block
     if kernel.shared_bytes <= most:
         return None
@@ -96,35 +113,37 @@ def _why_it_cannot_run(kernel: Kernel[FlashForwardKernelConfig]) -> str | None:
 
 
 def _execute_all(
-    kernels: Mapping[FlashForwardKernelConfig, Kernel[FlashForwardKernelConfig]],
+    kernels: Mapping[ForwardKernelConfig, Kernel[Any]],
+    runs: list[tuple[ForwardKernelConfig, TracedWarp]],
     *,
-    traced_longer: tuple[FlashForwardKernelConfig, ...],
+    traced_longer: tuple[ForwardKernelConfig, ...],
     progress: bool,
-) -> dict[FlashForwardKernelConfig, Execution]:
+) -> dict[tuple[ForwardKernelConfig, TracedWarp], Execution]:
     """Runs every kernel that fits its architecture; those that will be drawn, for some steps more."""
-    runnable = [config for config, kernel in kernels.items() if _why_it_cannot_run(kernel) is None]
+    runnable = [(config, warp) for config, warp in runs if _why_it_cannot_run(kernels[config]) is None]
     executions = {}
     with progress_bar("simulating", len(runnable), enabled=progress) as advance:
-        for config in runnable:
+        for config, warp in runnable:
             iterations = ITERATIONS_NEEDED if config in traced_longer else STEADY_ITERATIONS_NEEDED
-            executions[config] = execute(kernels[config], iterations)
+            executions[config, warp] = execute(kernels[config], iterations, warp)
             advance()
     return executions
 
 
-def _loop_facts(kernel: Kernel[FlashForwardKernelConfig]) -> KVLoop:
-    ptx = ptx_mix(largest_loop(ptx_listing(kernel.ptx, kernel.name)))
+def loop_facts(kernel: Kernel[Any], *, asynchronous: bool) -> KVLoop:
+    ptx = ptx_mix(ptx_loop(kernel.ptx, kernel.name))
     try:
-        sass, problem = sass_mix(largest_loop(sass_listing(disassemble(kernel.cubin)))), None
+        sass, problem = sass_mix(sass_loop(disassemble(kernel.cubin))), None
     except (DisassemblyError, ValueError) as error:
         sass, problem = None, str(error)
-    return KVLoop(ptx, sass, problem)
+    return KVLoop(ptx, sass, problem, serialised=SERIALISED in kernel.program.log if asynchronous else None)
 
 
-def _effects(kernel: Kernel[FlashForwardKernelConfig], execution: Execution | None) -> Effects:
+def _effects(kernel: Kernel[Any], execution: Execution | None) -> Effects:
     step = None
     if execution is not None:
-        step = step_counts(execution, ampere.shared_map(kernel.config, architecture(kernel.arch)))
+        shared = arithmetic_of(kernel.config).shared_map(kernel.config, architecture(kernel.arch))
+        step = step_counts(execution, shared)
     return Effects(
         registers=kernel.registers,
         spill_bytes=kernel.spill_bytes,
@@ -136,18 +155,20 @@ def _effects(kernel: Kernel[FlashForwardKernelConfig], execution: Execution | No
 
 
 def _neighbour(
-    config: FlashForwardKernelConfig,
+    config: ForwardKernelConfig,
     change: str,
-    candidate: FlashForwardKernelConfig | ValueError,
-    effects: Mapping[FlashForwardKernelConfig, Effects],
+    candidate: ForwardKernelConfig | ValueError,
+    effects: Mapping[ForwardKernelConfig, Effects],
 ) -> Neighbour:
     if isinstance(candidate, ValueError):
         return Neighbour(change, config=None, problem=str(candidate), rejection=None, effects=None)
+    of_config = arithmetic_of(config)
     return Neighbour(
         change=change,
         config=candidate.short_form(),
         problem=None,
-        rejection=rejection_reason(candidate),
+        rejection=of_config.rejection_reason(candidate),
         effects=effects[candidate],
-        same_work=ampere.work_per_step(candidate) == ampere.work_per_step(config),
+        same_work=of_config.work_per_step(candidate) == of_config.work_per_step(config),
+        fewer_registers_are_better=not of_config.reallocations(config),
     )

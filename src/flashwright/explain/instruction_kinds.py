@@ -14,6 +14,7 @@ class Kind(Enum):
     BARRIER = "barrier"
     LOAD = "load fragments (ldmatrix)"
     MMA = "matrix product (mma)"
+    PRODUCT_WAIT = "commit and wait for products"
     EXPONENTIAL = "exponential (ex2)"
     FLOAT = "fp32 arithmetic"
     SHUFFLE = "exchange between lanes"
@@ -34,7 +35,8 @@ def _rules(table: dict[Kind, str]) -> list[tuple[re.Pattern[str], Kind]]:
 # Matched at the start of the opcode, first hit first.
 _PTX_RULES = _rules(
     {
-        Kind.WAIT: r"cp\.async(\.bulk)?\.(commit_group|wait)|mbarrier\.(try_|test_)?wait|wgmma\.(wait|commit|fence)",
+        Kind.WAIT: r"cp\.async(\.bulk)?\.(commit_group|wait)|mbarrier\.(try_|test_)?wait",
+        Kind.PRODUCT_WAIT: r"wgmma\.(wait|commit|fence)",
         Kind.COPY: r"cp\.async",
         Kind.BARRIER: r"bar(?!\.warp)\b|barrier|mbarrier|fence|membar",
         Kind.LOAD: r"ldmatrix",
@@ -53,7 +55,8 @@ _PTX_RULES = _rules(
 )
 _SASS_RULES = _rules(
     {
-        Kind.WAIT: r"LDGDEPBAR|DEPBAR|ARRIVES|WARPGROUP|SYNCS\.PHASECHK",
+        Kind.WAIT: r"LDGDEPBAR|DEPBAR|ARRIVES|SYNCS\.PHASECHK",
+        Kind.PRODUCT_WAIT: r"WARPGROUP",
         Kind.COPY: r"LDGSTS|UTMALDG|UBLKCP",
         Kind.BARRIER: r"BAR|SYNCS|MEMBAR|FENCE|ERRBAR|CCTL",
         Kind.LOAD: r"LDSM",

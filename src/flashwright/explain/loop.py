@@ -2,14 +2,15 @@
 
 A loop is found as compilers do: a branch back to an instruction that every path to the branch has passed (a back
 edge), with everything that can reach the branch without passing that instruction again. So a block that the
-assembler moved out of line still counts where it belongs. The KV loop is the largest.
+assembler moved out of line still counts where it belongs. Loops are told apart by what is in them: the KV loop is the
+innermost that has products and exponentials.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from flashwright.explain.instruction_kinds import Kind, kind_of_ptx, kind_of_sass
@@ -127,8 +128,28 @@ def sass_listing(text: str) -> list[CodeLine]:
 # --- Loops -----------------------------------------------------------------------------------------------------
 
 
-def largest_loop(lines: Sequence[CodeLine]) -> Loop:
-    """The loop with most instructions; raises `ValueError` if there is none."""
+KV_LOOP = (Kind.MMA, Kind.EXPONENTIAL)
+"""What the KV loop has, and no loop inside it."""
+
+
+def ptx_loop(ptx: str, kernel: str, kinds: Collection[Kind] = KV_LOOP) -> Loop:
+    return innermost_loop(ptx_listing(ptx, kernel), kind_of_ptx, kinds)
+
+
+def sass_loop(disassembly: str, kinds: Collection[Kind] = KV_LOOP) -> Loop:
+    return innermost_loop(sass_listing(disassembly), kind_of_sass, kinds)
+
+
+def innermost_loop(lines: Sequence[CodeLine], kind_of: Callable[[str], Kind], kinds: Collection[Kind]) -> Loop:
+    """The smallest loop that has instructions of all these kinds; raises `ValueError` if there is none."""
+    fitting = [loop for loop in _loops(lines) if {kind_of(line.opcode) for line in loop.body} >= set(kinds)]
+    if not fitting:
+        names = " and ".join(kind.value for kind in kinds)
+        raise ValueError(f"the listing of {len(lines)} instructions has no loop with {names}")
+    return min(fitting, key=lambda loop: len(loop.body))
+
+
+def _loops(lines: Sequence[CodeLine]) -> list[Loop]:
     starts = _block_starts(lines)
     successors = _successors(lines, starts)
     dominators = _dominators(successors)
@@ -137,16 +158,13 @@ def largest_loop(lines: Sequence[CodeLine]) -> Loop:
         for header in following:
             if header in dominators[block]:
                 blocks_by_header.setdefault(header, set()).update(_natural_loop(successors, block, header))
-    if not blocks_by_header:
-        raise ValueError(f"the listing of {len(lines)} instructions has no loop")
-    loops = [
+    return [
         Loop(
             header=lines[starts[header]],
             body=tuple(line for block in sorted(blocks) for line in lines[starts[block] : starts[block + 1]]),
         )
         for header, blocks in blocks_by_header.items()
     ]
-    return max(loops, key=lambda loop: len(loop.body))
 
 
 def _block_starts(lines: Sequence[CodeLine]) -> list[int]:

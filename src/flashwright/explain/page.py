@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
+from typing import Protocol
 
+from flashwright.explain import ampere, ampere_page, hopper, hopper_page
 from flashwright.explain.compare import ComparedSection, Comparison
 from flashwright.explain.facts import ConfigFacts, Effects, Knob, Neighbour
 from flashwright.explain.loop import InstructionMix
 from flashwright.explain.markup import document, figure, note, number, numbers, paragraph, row, section, table
-from flashwright.explain.pictures.banks import banks_picture
-from flashwright.explain.pictures.fragments import fragments_picture
 from flashwright.explain.pictures.registers import registers_picture
 from flashwright.explain.pictures.shared_map import shared_map_picture
 from flashwright.explain.pictures.timeline import timeline_picture
@@ -19,24 +19,45 @@ from flashwright.explain.report import (
     Section,
     differences,
     is_better,
+    registers_had,
     sections,
+    serialisation,
     shown,
     shown_difference,
 )
 
 
+class FamilyPage(Protocol):
+    """The parts that each kernel family writes itself, in a module of its own."""
+
+    TIMELINE_INTRODUCTION: str
+    TIMELINE_CAPTION: str
+    NOTHING_TO_HIDE_BEHIND: str
+    PRODUCT_TITLE: str
+
+    def banks(self, facts: ConfigFacts) -> str:
+        """What an instruction reads of a block in shared memory."""
+
+    def product(self, facts: ConfigFacts) -> str:
+        """Who holds what in the instruction that multiplies."""
+
+
+_FAMILY_PAGES: dict[str, FamilyPage] = {ampere.FAMILY: ampere_page, hopper.FAMILY: hopper_page}
+
+
 def config_page(facts: ConfigFacts) -> str:
     """All the facts and pictures of one config."""
+    own = _FAMILY_PAGES[facts.family]
     tables = {each.key: each for each in sections(facts)}
     parts = {
         "knobs": ("The config in words", _knobs(facts.knobs)),
-        "timeline": ("Two steps of the loop", _timeline(facts)),
-        "banks": ("Shared memory and its banks", _shared_memory(facts, tables["shared"])),
+        "timeline": ("Two steps of the loop", _timeline(facts, own)),
+        "banks": ("Shared memory and its banks", _shared_memory(facts, tables["shared"]) + own.banks(facts)),
         "registers": ("Registers", _registers(facts, tables["registers"], tables["buffering"])),
         "occupancy": (f"Occupancy on {facts.arch}", _occupancy(facts, tables["occupancy"])),
         "loop": ("Instructions of the KV loop", _loop(facts)),
         "simulation": ("One KV step of one warp", _simulation(tables["simulation"])),
-        "mma": ("Who holds what in an mma", _fragments(facts)),
+        "mma": (own.PRODUCT_TITLE, own.product(facts)),
         "shapes": ("Derived tile shapes", _facts_table(tables["shapes"])),
         "neighbours": ("One knob turned", _neighbours(facts)),
     }
@@ -47,6 +68,7 @@ def config_page(facts: ConfigFacts) -> str:
 <p class="family">Forward kernel of the {escape(facts.family)} family, compiled for {escape(facts.arch)}</p>
 <h1><code>{escape(facts.config)}</code></h1>
 {_verdict(facts)}
+{_warning(facts)}
 {_figures(facts)}
 <nav aria-label="Contents"><ul>{links}</ul></nav>""",
         body="".join(section(key, title, html) for key, (title, html) in parts.items()),
@@ -59,9 +81,9 @@ def comparison_page(comparison: Comparison) -> str:
     """Two configs side by side, with the differing rows marked."""
     first, second = comparison.facts
     timelines = "".join(
-        f"<h3><code>{escape(facts.config)}</code></h3>{figure(timeline_picture(facts.timeline, f'timeline-{index}'))}"
+        f"<h3><code>{escape(facts.config)}</code></h3>{_timeline_figures(facts, f'timeline-{index}')}"
         for index, facts in enumerate(comparison.facts)
-        if facts.timeline is not None
+        if facts.timelines
     )
     parts = [section(each.key, each.title, _compared_table(each)) for each in comparison.sections]
     parts.insert(1, section("timeline", "Two steps of the loop", timelines))
@@ -84,12 +106,17 @@ def _verdict(facts: ConfigFacts) -> str:
     return f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(facts.verdict.reason or "")}.</p>'
 
 
+def _warning(facts: ConfigFacts) -> str:
+    """What no kernel should have."""
+    return f'<p class="verdict rejected">{escape(serialisation(facts.loop))}</p>' if facts.loop.serialised else ""
+
+
 def _figures(facts: ConfigFacts) -> str:
     budget, resident, effects = facts.registers, facts.occupancy, facts.effects
     figures = [
-        ("registers per thread", shown(budget.used), f"of {budget.limit}"),
+        ("registers per thread", shown(budget.used), registers_had(budget)),
         ("spilled to memory", shown(budget.spill_bytes), "bytes per thread"),
-        ("shared memory", f"{facts.shared.total_bytes / 1024:g}", "KiB per block"),
+        ("shared memory", f"{facts.shared.total_bytes / 1024:.4g}", "KiB per block"),
         ("blocks per SM", shown(resident.blocks_per_sm), f"limited by {resident.limited_by}"),
         ("instructions", _or_unknown(effects.instructions_per_step), "per warp and KV step"),
         ("bank conflicts", _or_unknown(effects.bank_conflicts_per_step), "per warp and KV step"),
@@ -125,28 +152,30 @@ def _chip(knob: Knob) -> str:
     return f'<span class="{class_}">{escape(knob.value)}</span>'
 
 
-def _timeline(facts: ConfigFacts) -> str:
-    timeline = facts.timeline
-    if timeline is None:
+def _timeline(facts: ConfigFacts, own: FamilyPage) -> str:
+    if not facts.timelines:
         return paragraph(f"Not simulated: {facts.simulation_problem}.")
     return (
-        paragraph(
-            "The instructions that one warp really executed, in order, over two steps in the middle of the loop. "
-            "A bar above says which block is on its way: framed while its copy is being started, plain until the wait "
-            "that makes it arrive."
-        )
-        + paragraph(" ".join(_overlap(facts)))
-        + figure(
-            timeline_picture(timeline),
-            "Each mark is a run of consecutive instructions of one kind; the numbers beside the lanes count them. "
-            "Positions are counts of instructions, not time. They are PTX, in the order the compiler wrote it; the "
-            "assembler keeps that order unless assembler_reorders is on.",
-        )
+        paragraph(own.TIMELINE_INTRODUCTION)
+        + paragraph(" ".join(_overlap(facts, own)))
+        + _timeline_figures(facts, "timeline", own.TIMELINE_CAPTION)
     )
 
 
-def _overlap(facts: ConfigFacts) -> Iterator[str]:
-    """What the copies hide behind: the products and the softmax executed while they are under way."""
+def _timeline_figures(facts: ConfigFacts, name: str, caption: str = "") -> str:
+    """One under the other; where there are several, each with its warp's name, and the caption under the last."""
+    if len(facts.timelines) == 1:
+        return figure(timeline_picture(facts.timelines[0], name), caption)
+    last = facts.timelines[-1]
+    return "".join(
+        f"<h3>{escape(timeline.warp.capitalize())}</h3>"
+        + figure(timeline_picture(timeline, f"{name}-warp-{index}"), caption if timeline is last else "")
+        for index, timeline in enumerate(facts.timelines)
+    )
+
+
+def _overlap(facts: ConfigFacts, own: FamilyPage) -> Iterator[str]:
+    """What copies or products hide behind: that which is executed while they are under way."""
     timeline = facts.timeline
     assert timeline is not None
     for flight in timeline.flights:
@@ -156,30 +185,12 @@ def _overlap(facts: ConfigFacts) -> Iterator[str]:
             yield f"{flight.block} passes through registers, and the warp waits for it."
             continue
         hidden = [phase.name for phase in timeline.phases if flight.issued <= phase.start and phase.end <= flight.end]
-        behind = (
-            f"behind {', '.join(hidden)}" if hidden else "with nothing to hide behind: the warp waits for it at once"
-        )
+        behind = f"behind {', '.join(hidden)}" if hidden else f"with {own.NOTHING_TO_HIDE_BEHIND}"
         yield f"{flight.block} is under way for {flight.end - flight.issued} instructions, {behind}."
 
 
 def _shared_memory(facts: ConfigFacts, regions: Section) -> str:
-    html = figure(shared_map_picture(facts.shared)) + _facts_table(regions)
-    if not facts.matrix_loads:
-        return html
-    own = facts.matrix_loads[0]
-    panels = "".join(
-        f"<div><h3>{'With' if load.swizzled else 'Without'} swizzle{' (this config)' if load is own else ''}</h3>"
-        f"{banks_picture(load, f'banks-{index}')}</div>"
-        for index, load in enumerate(sorted(facts.matrix_loads, key=lambda load: load.swizzled))
-    )
-    return f"""{html}
-<h3>One <code>ldmatrix</code> on the banks</h3>
-<p>Shared memory has 32 banks of 4 bytes; a row of {own.operand} is moved in vectors of 16 bytes, four banks each. An
-<code>ldmatrix.x4</code> loads four 8×8 matrices, one after the other; lanes 0–7 give the addresses of the first one's
-rows. Rows that lie in the same banks take turns. The addresses are those of the first <code>ldmatrix</code> of
-{own.operand} that the warp executed.</p>
-<figure><div class="panels">{panels}</div><figcaption>Colours and numbers name the banks of each vector. Filled circles:
-lanes 0–7, the first matrix. Open circles: the other three.</figcaption></figure>"""
+    return figure(shared_map_picture(facts.shared)) + _facts_table(regions)
 
 
 def _registers(facts: ConfigFacts, budget: Section, buffering: Section) -> str:
@@ -207,6 +218,7 @@ def _loop(facts: ConfigFacts) -> str:
     machine_code = paragraph(f"Not available: {problem}.") if sass is None else _mix_table(sass)
     return (
         paragraph("The body of the KV loop, found by its back edge, counted once as it stands in the code.")
+        + paragraph(serialisation(facts.loop))
         + f'<div class="columns"><div><h3>PTX</h3>{_mix_table(facts.loop.ptx)}</div>'
         + f"<div><h3>Machine code</h3>{machine_code}</div></div>"
     )
@@ -227,16 +239,6 @@ def _simulation(counts: Section) -> str:
     return paragraph(
         "Counted while the PTX ran on the simulated GPU, in a step in the middle of the loop."
     ) + _facts_table(counts)
-
-
-def _fragments(facts: ConfigFacts) -> str:
-    count = sum(n for opcode, n in facts.loop.ptx.by_opcode.items() if opcode.startswith("mma"))
-    return (
-        f"<p>A step of the loop is {count} <code>mma.m16n8k16</code> per warp. Each multiplies 16 rows of Q with 8 "
-        "rows of K, 16 columns deep; later, 16 rows of P with 8 columns of V. No lane holds a whole row: a row of S "
-        "is spread over four lanes, which is why softmax needs shuffles between them.</p>"
-        + figure(fragments_picture("Q (or P)", "Kᵀ (or V)", "S (or O)"), size="medium")
-    )
 
 
 # --- Neighbours and comparisons --------------------------------------------------------------------------------

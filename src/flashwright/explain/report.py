@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashwright.explain.facts import ConfigFacts, Effects, Neighbour
+from flashwright.explain.facts import ConfigFacts, Effects, KVLoop, Neighbour, RegisterBudget
 from flashwright.explain.loop import InstructionMix
 
 Value = str | int | float
@@ -47,7 +47,7 @@ def sections(facts: ConfigFacts) -> tuple[Section, ...]:
         Section(
             "sass",
             "The KV loop in machine code",
-            () if facts.loop.sass is None else tuple(_mix(facts.loop.sass)),
+            tuple(_machine_code(facts.loop)),
             facts.loop.sass_problem or "",
         ),
         Section(
@@ -72,13 +72,24 @@ def _registers(facts: ConfigFacts) -> Iterator[Row]:
     for phase in budget.phases:
         yield Row(f"alive in {phase.name}", phase.total, ", ".join(o.operand for o in phase.operands))
     yield Row("operands at the peak", budget.planned, "addresses, counters and temporaries come on top")
-    yield Row("compiler's count", budget.used, f"of {budget.limit} a thread can have")
+    yield Row("compiler's count", budget.used, registers_had(budget))
+    for change in budget.reallocations:
+        yield Row(f"{change.part} after launch", change.registers, change.meaning)
     yield Row("spilled bytes", budget.spill_bytes, "stored to local memory for want of registers")
+
+
+def registers_had(budget: RegisterBudget) -> str:
+    """What the compiler's count is to be held against."""
+    if budget.reallocations:
+        return "at launch; then " + ", ".join(f"{each.part} {each.registers}" for each in budget.reallocations)
+    return f"of {budget.limit} a thread can have"
 
 
 def _shared(facts: ConfigFacts) -> Iterator[Row]:
     for region in facts.shared.regions:
-        yield Row(region.name, f"{region.offset:#07x}–{region.end - 1:#07x}", f"{region.bytes:,} bytes; {region.note}")
+        size = f"{region.bytes:,} bytes"
+        note = f"{size}; {region.note}" if region.note else size
+        yield Row(region.name, f"{region.offset:#07x}–{region.end - 1:#07x}", note)
     yield Row("total bytes", facts.shared.total_bytes, f"of {facts.shared.limit_bytes:,} that a block may have")
 
 
@@ -96,6 +107,28 @@ def _mix(mix: InstructionMix) -> Iterator[Row]:
     yield Row("all instructions", mix.total)
 
 
+def _machine_code(loop: KVLoop) -> Iterator[Row]:
+    if loop.sass is not None:
+        yield from _mix(loop.sass)
+    if loop.serialised is not None:
+        yield Row(
+            "products serialised",
+            "yes" if loop.serialised else "no",
+            serialisation(loop),
+        )
+
+
+def serialisation(loop: KVLoop) -> str:
+    """What became of asynchronous products; nothing where there are none."""
+    if loop.serialised is None:
+        return ""
+    if loop.serialised:
+        return (
+            "The assembler has serialised the products: each waits for the one before, and they overlap with nothing."
+        )
+    return "The assembler has not serialised the products: they run on while the warp does other things."
+
+
 def _simulation(facts: ConfigFacts) -> Iterator[Row]:
     simulation = facts.simulation
     if simulation is None:
@@ -110,12 +143,23 @@ def _simulation(facts: ConfigFacts) -> Iterator[Row]:
             traffic.wavefronts,
             f"{traffic.accesses} accesses, {traffic.wavefronts_ideal} wavefronts without conflicts",
         )
-    yield Row("bank conflicts", step.bank_conflicts, "wavefronts beyond the ideal")
+    of_whom = "wavefronts beyond the ideal" if step.shared else "the warp itself reads and writes no shared memory"
+    yield Row("bank conflicts", step.bank_conflicts, of_whom)
+    for counter, note in _LAUNCH_COUNTERS.items():
+        if simulation.counters[counter]:
+            yield Row(counter.replace("_", " "), simulation.counters[counter], f"{note}; of the whole block")
     yield Row(
         "relative error",
         float(f"{simulation.relative_error:.3g}"),
         f"of {simulation.q_rows} rows against {simulation.kv_rows} keys, to float64",
     )
+
+
+_LAUNCH_COUNTERS = {
+    "bytes_global_to_shared": "Q, K and V",
+    "tensor_flops": "multiplications and additions of the tensor cores",
+    "mbarrier_phases": "times that a tile became full or empty",
+}
 
 
 # --- Neighbours ------------------------------------------------------------------------------------------------
@@ -141,6 +185,8 @@ def differences(base: Effects, other: Effects) -> dict[str, int | None]:
 def is_better(neighbour: Neighbour, name: str, difference: int | None) -> bool | None:
     """Whether a difference speaks for the neighbour; None if there is none, or if it says nothing."""
     if not difference or (name in _PER_STEP and not neighbour.same_work):
+        return None
+    if name == "registers" and not neighbour.fewer_registers_are_better:
         return None
     return (difference > 0) == (name in _MORE_IS_BETTER)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from flashwright.explain.ampere import steps_before_loop
 from flashwright.explain.execution import STEADY_ITERATION, Execution
-from flashwright.explain.facts import CopyFlight, Phase, SharedMap, SharedRegion, Span, Timeline
+from flashwright.explain.facts import Flight, Phase, SharedMap, SharedRegion, Span, Timeline
 from flashwright.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.kernel_configs import FlashForwardKernelConfig
 from flashwright.simulator.ptx.syntax import SourceLocation
@@ -16,19 +17,23 @@ from flashwright.simulator.trace import TraceEntry
 STEPS_SHOWN = 2
 ITERATIONS_NEEDED = STEADY_ITERATION + STEPS_SHOWN + 1
 """So that the last step shown is not the loop's last, which has no next block to copy."""
-_SOFTMAX_FILE, _PRODUCT_FILE = "softmax.cuh", "gemm.cuh"
+SOFTMAX_FILE, _PRODUCT_FILE = "softmax.cuh", "gemm.cuh"
+
+
+def steps_shown(execution: Execution) -> tuple[tuple[int, int], ...]:
+    return execution.iterations[STEADY_ITERATION : STEADY_ITERATION + STEPS_SHOWN]
 
 
 def timeline_facts(config: FlashForwardKernelConfig, execution: Execution, shared: SharedMap) -> Timeline:
-    shown = execution.iterations[STEADY_ITERATION : STEADY_ITERATION + STEPS_SHOWN]
+    shown = steps_shown(execution)
     first, end = shown[0][0], shown[-1][1]
     entries = execution.trace[first:end]
     block_bytes = config.B_c * execution.row_stride_bytes
     return Timeline(
         step_starts=(*(start - first for start, _ in shown), end - first),
-        first_step=STEADY_ITERATION + config.peeled_first_step,
-        spans=tuple(_spans(entries, shared)),
-        flights=tuple(_flights_within(_flights(execution.trace, shared, block_bytes), first, end)),
+        first_step=STEADY_ITERATION + steps_before_loop(config),
+        spans=tuple(spans(_kind_and_operand(entry, shared) for entry in entries)),
+        flights=tuple(flights_within(_flights(execution.trace, shared, block_bytes), first, end)),
         phases=tuple(
             phase for start, stop in shown for phase in _phases(execution.trace[start:stop], offset=start - first)
         ),
@@ -38,11 +43,10 @@ def timeline_facts(config: FlashForwardKernelConfig, execution: Execution, share
 # --- Spans -----------------------------------------------------------------------------------------------------
 
 
-def _spans(entries: list[TraceEntry], shared: SharedMap) -> Iterator[Span]:
+def spans(kinds_and_operands: Iterable[tuple[Kind, str | None]]) -> Iterator[Span]:
+    """Runs of instructions of the same kind and operand."""
     current: Span | None = None
-    for index, entry in enumerate(entries):
-        kind, region = _kind_and_region(entry, shared)
-        operand = region.operand if region is not None and kind in (Kind.LOAD, Kind.COPY) else None
+    for index, (kind, operand) in enumerate(kinds_and_operands):
         if current is not None and (current.kind, current.operand) == (kind.value, operand):
             current = replace(current, length=current.length + 1)
             continue
@@ -53,14 +57,16 @@ def _spans(entries: list[TraceEntry], shared: SharedMap) -> Iterator[Span]:
         yield current
 
 
-def _kind_and_region(entry: TraceEntry, shared: SharedMap) -> tuple[Kind, SharedRegion | None]:
+def _kind_and_operand(entry: TraceEntry, shared: SharedMap) -> tuple[Kind, str | None]:
     """In the loop, global loads and the shared stores that follow them are copies through registers."""
     region = None
     for access in entry.accesses:
         if access.space == "shared":
             region = shared.region_at(min(access.address_of_lane.values()))
     kind = kind_of_ptx(entry.opcode)
-    return (Kind.COPY if kind in (Kind.GLOBAL, Kind.SHARED) else kind), region
+    if kind in (Kind.GLOBAL, Kind.SHARED):
+        kind = Kind.COPY
+    return kind, region.operand if region is not None and kind in (Kind.LOAD, Kind.COPY) else None
 
 
 # --- Copies ----------------------------------------------------------------------------------------------------
@@ -78,7 +84,7 @@ class _Copy:
     end: int | None = None
 
 
-def _flights(trace: list[TraceEntry], shared: SharedMap, block_bytes: int) -> list[CopyFlight]:
+def _flights(trace: list[TraceEntry], shared: SharedMap, block_bytes: int) -> list[Flight]:
     """Every block's copy of the whole run, with the number of the block that it brings."""
     copies = [*_asynchronous_copies(trace, shared), *_copies_through_registers(trace, shared)]
     return _numbered(copies, block_bytes)
@@ -102,7 +108,7 @@ def _asynchronous_copies(trace: list[TraceEntry], shared: SharedMap) -> list[_Co
             copies.append(open_group)
             pending.append(open_group)
             open_group = None
-        elif (still_pending := _groups_left_pending(entry)) is not None:
+        elif (still_pending := groups_left_pending(entry)) is not None:
             arrived = max(len(pending) - still_pending, 0)
             for copy in pending[:arrived]:
                 copy.end = index
@@ -144,7 +150,7 @@ def _places(entry: TraceEntry, shared: SharedMap) -> tuple[SharedRegion | None, 
     return region, source
 
 
-def _groups_left_pending(entry: TraceEntry) -> int | None:
+def groups_left_pending(entry: TraceEntry) -> int | None:
     """How many of the latest groups a wait does not wait for; None if it is no wait."""
     if "cp.async.wait_all" in entry.opcode:
         return 0
@@ -152,7 +158,7 @@ def _groups_left_pending(entry: TraceEntry) -> int | None:
     return int(match[1]) if match else None
 
 
-def _numbered(copies: list[_Copy], block_bytes: int) -> list[CopyFlight]:
+def _numbered(copies: list[_Copy], block_bytes: int) -> list[Flight]:
     """Blocks are numbered by where they lie in their tensor, from the lowest address that was copied."""
     lowest: dict[str, int] = {}
     for copy in copies:
@@ -163,11 +169,11 @@ def _numbered(copies: list[_Copy], block_bytes: int) -> list[CopyFlight]:
         operand = copy.region.operand
         number = (min(copy.global_addresses) - lowest[operand]) // block_bytes
         name = f"{operand} block {number}"
-        flights.append(CopyFlight(name, copy.region.name, copy.start, copy.issued, copy.end, copy.asynchronous))
+        flights.append(Flight(name, copy.region.name, copy.start, copy.issued, copy.end, copy.asynchronous))
     return sorted(flights, key=lambda flight: flight.start)
 
 
-def _flights_within(flights: list[CopyFlight], first: int, end: int) -> Iterator[CopyFlight]:
+def flights_within(flights: list[Flight], first: int, end: int) -> Iterator[Flight]:
     """Those under way between two indices, which become the new origin and end."""
     for flight in flights:
         if flight.start < end and (flight.end is None or flight.end >= first):
@@ -184,11 +190,11 @@ def _flights_within(flights: list[CopyFlight], first: int, end: int) -> Iterator
 
 def _phases(step: list[TraceEntry], offset: int) -> Iterator[Phase]:
     """The two products and the softmax between them, told apart by the file an instruction was inlined from."""
-    softmax = [i for i, entry in enumerate(step) if _comes_from(entry.source, _SOFTMAX_FILE)]
+    softmax = [i for i, entry in enumerate(step) if comes_from(entry.source, SOFTMAX_FILE)]
     products = [
         i
         for i, entry in enumerate(step)
-        if kind_of_ptx(entry.opcode) in (Kind.LOAD, Kind.MMA) and _comes_from(entry.source, _PRODUCT_FILE)
+        if kind_of_ptx(entry.opcode) in (Kind.LOAD, Kind.MMA) and comes_from(entry.source, _PRODUCT_FILE)
     ]
     if not softmax:
         return
@@ -201,7 +207,7 @@ def _phases(step: list[TraceEntry], offset: int) -> Iterator[Phase]:
             yield Phase(name, indices[0] + offset, indices[-1] + 1 + offset)
 
 
-def _comes_from(source: SourceLocation | None, file: str) -> bool:
+def comes_from(source: SourceLocation | None, file: str) -> bool:
     while source is not None:
         if source.file.endswith(file):
             return True

@@ -1,4 +1,4 @@
-"""A tile in shared memory, coloured by bank, and the lanes of one executed `ldmatrix` on it."""
+"""A tile in shared memory, coloured by bank, and the 8×8 matrices that one instruction reads of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ WIDTH = LEFT + GROUPS * CELL_WIDTH + 14
 
 
 def banks_picture(load: MatrixLoad, name: str) -> str:
-    """Above, the block by row and column; below, what the lanes of the first 8×8 matrix ask of the banks."""
+    """Above, the block by row and column; below, what the rows of the first 8×8 matrix ask of the banks."""
     first = first_matrix(load)
+    whose = "their rows" if load.readers == "lanes" else "these 16 bytes"
+    instruction = load.instruction.split(".")[0]
+    reader = f"executed {instruction}" if load.readers == "lanes" else "first core matrix"
     tile_bottom = TOP + len(load.bank_groups) * CELL_HEIGHT
     stack_top = tile_bottom + 58
     tallest = max(len(lanes_in_group(first, group)) for group in range(GROUPS))
@@ -26,7 +29,7 @@ def banks_picture(load: MatrixLoad, name: str) -> str:
     parts = [
         *_tile(load),
         *_lanes(load),
-        text(f"lanes 0–7, by the banks their rows of {load.operand} lie in", LEFT, stack_top - 14, "label"),
+        text(f"{load.readers} 0–7, by the banks {whose} of {load.operand} lie in", LEFT, stack_top - 14, "label"),
         *_stacks(first, stack_bottom),
         text(
             f"{tallest} wavefront{'s' if tallest > 1 else ''} for this matrix, {load.wavefronts} for all four",
@@ -40,10 +43,11 @@ def banks_picture(load: MatrixLoad, name: str) -> str:
         name,
         WIDTH,
         stack_bottom + 52,
-        f"Shared memory of {load.operand} {layout} swizzle, and one ldmatrix",
+        f"Shared memory of {load.operand} {layout} swizzle, and one {instruction}",
         f"A tile of {len(load.bank_groups)} rows by {len(load.bank_groups[0])} vectors of 16 bytes; each cell names "
-        f"its four banks. Lanes 0 to 7 of the executed ldmatrix touch {len(groups_hit(first))} of 8 groups of banks, "
-        f"so that the instruction takes {load.wavefronts} wavefronts where {load.wavefronts_ideal} are the least.",
+        f"its four banks. {load.readers.capitalize()} 0 to 7 of the {reader} touch {len(groups_hit(first))} of 8 "
+        f"groups of banks, so that the instruction takes {load.wavefronts} wavefronts where {load.wavefronts_ideal} "
+        "are the least.",
         parts,
     )
 

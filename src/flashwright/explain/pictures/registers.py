@@ -18,8 +18,8 @@ def registers_picture(budget: RegisterBudget) -> str:
     most = max(budget.limit, budget.planned, budget.used)
     scale = (WIDTH - LEFT - RIGHT) / most
     colours = {operand.operand: index for index, operand in enumerate(budget.operands)}
-    rows_bottom = TOP + (len(budget.phases) + 1) * (BAR + GAP)
     used_y = TOP + len(budget.phases) * (BAR + GAP)
+    rows_bottom = used_y + (1 + len(budget.reallocations)) * (BAR + GAP)
     parts: list[str] = []
     for index, phase in enumerate(budget.phases):
         parts += _phase(phase, TOP + index * (BAR + GAP), scale, colours)
@@ -28,6 +28,7 @@ def registers_picture(budget: RegisterBudget) -> str:
         text(f"{budget.used} used", LEFT - 10, used_y + 31, "label", "end"),
         rect(LEFT, used_y, budget.used * scale, BAR, "compiler"),
         text(_compiler_label(budget), LEFT + 8, used_y + 22, "bar-label"),
+        *_reallocations(budget, used_y + BAR + GAP, scale),
         line(LEFT + budget.used * scale, TOP - 8, LEFT + budget.used * scale, rows_bottom, "compiler-line"),
         line(LEFT + budget.limit * scale, TOP - 8, LEFT + budget.limit * scale, rows_bottom, "limit-line"),
         text(f"limit {budget.limit}", LEFT + budget.limit * scale, TOP - 14, "label limit", "end"),
@@ -53,7 +54,20 @@ def registers_picture(budget: RegisterBudget) -> str:
     )
 
 
+def _reallocations(budget: RegisterBudget, top: float, scale: float) -> Iterator[str]:
+    for index, each in enumerate(budget.reallocations):
+        y = top + index * (BAR + GAP)
+        width = each.registers * scale
+        yield text(each.part, LEFT - 10, y + 15, "label strong", "end")
+        yield text(f"{each.registers} kept", LEFT - 10, y + 31, "label", "end")
+        yield rect(LEFT, y, width, BAR, "reallocated")
+        fits = LETTER * len(each.meaning) < width
+        yield text(each.meaning, LEFT + 8 if fits else LEFT + width + 8, y + 22, "bar-label")
+
+
 def _compiler_label(budget: RegisterBudget) -> str:
+    if budget.reallocations and not budget.spill_bytes:
+        return f"{budget.used} for every thread at launch"
     rest = budget.used - budget.planned
     if budget.spill_bytes:
         return f"{budget.used} used, and {budget.spill_bytes} bytes spilled to memory"

@@ -7,6 +7,7 @@ from flashwright.explain.pictures.svg import line, picture, rect, text
 
 WIDTH, LEFT, RIGHT = 1160, 2, 2
 TOP, BAR = 26, 56
+NARROWEST_NAMED = 60
 
 
 def shared_map_picture(shared: SharedMap) -> str:
@@ -14,8 +15,14 @@ def shared_map_picture(shared: SharedMap) -> str:
     parts = []
     for region in shared.regions:
         x, width = LEFT + region.offset * scale, region.bytes * scale
+        tooltip = f"{region.name}: {region.bytes} bytes"
+        parts.append(rect(x, TOP, max(width - 2, 2), BAR, f"region region-{region.operand}", tooltip))
+        if width < NARROWEST_NAMED:
+            parts.append(
+                text(f"{region.name}, {region.bytes} bytes ({region.note})", x + width, TOP - 8, "label", "end")
+            )
+            continue
         parts += [
-            rect(x, TOP, width - 2, BAR, f"region region-{region.operand}", f"{region.name}: {region.bytes} bytes"),
             text(region.name, x + width / 2, TOP + 25, "bar-label strong", "middle"),
             text(f"{region.bytes / 1024:g} KiB", x + width / 2, TOP + 43, "bar-label", "middle"),
             line(x, TOP + BAR, x, TOP + BAR + 8, "axis"),

@@ -1,11 +1,11 @@
-"""Two KV steps of one warp: a lane per kind of instruction, and above them the copies under way."""
+"""Two KV steps of one warp: a lane per kind of instruction, and above them the copies or products under way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashwright.explain.facts import CopyFlight, Span, Timeline
+from flashwright.explain.facts import Flight, Span, Timeline
 from flashwright.explain.instruction_kinds import Kind
 from flashwright.explain.pictures.svg import line, picture, rect, tag, text
 
@@ -32,7 +32,13 @@ class _Lane:
         return same_operand and any(span.kind == kind.value for kind in self.kinds)
 
 
-_LANES = (
+_ARITHMETIC = (
+    _Lane("exponential", (Kind.EXPONENTIAL,), "exponential"),
+    _Lane("fp32 arithmetic", (Kind.FLOAT,), "float"),
+    _Lane("shuffle, convert", (Kind.SHUFFLE, Kind.CONVERT), "shuffle"),
+    _Lane("integers, branches", (Kind.INTEGER, Kind.MOVE, Kind.CONTROL, Kind.LOCAL, Kind.OTHER), "other"),
+)
+_WARP = (
     _Lane("start a copy", (Kind.COPY,), "copy"),
     _Lane("commit, wait", (Kind.WAIT,), "wait", is_rare=True),
     _Lane("barrier", (Kind.BARRIER,), "barrier", is_rare=True),
@@ -40,23 +46,41 @@ _LANES = (
     _Lane("ldmatrix K", (Kind.LOAD,), "load", "K"),
     _Lane("ldmatrix V", (Kind.LOAD,), "load", "V"),
     _Lane("mma", (Kind.MMA,), "mma"),
-    _Lane("exponential", (Kind.EXPONENTIAL,), "exponential"),
-    _Lane("fp32 arithmetic", (Kind.FLOAT,), "float"),
-    _Lane("shuffle, convert", (Kind.SHUFFLE, Kind.CONVERT), "shuffle"),
-    _Lane("integers, branches", (Kind.INTEGER, Kind.MOVE, Kind.CONTROL, Kind.LOCAL, Kind.OTHER), "other"),
+    *_ARITHMETIC,
 )
+_CONSUMER = (
+    _Lane("turns", (Kind.BARRIER,), "barrier", "turn", is_rare=True),
+    _Lane("is K full?", (Kind.WAIT,), "copy", "K", is_rare=True),
+    _Lane("is V full?", (Kind.WAIT,), "copy", "V", is_rare=True),
+    _Lane("wgmma S", (Kind.MMA,), "mma", "S", is_rare=True),
+    _Lane("wgmma O", (Kind.MMA,), "mma", "O", is_rare=True),
+    _Lane("commit, wait", (Kind.PRODUCT_WAIT,), "wait", is_rare=True),
+    _Lane("K, V are read", (Kind.BARRIER,), "load", "release", is_rare=True),
+    *_ARITHMETIC,
+)
+_PRODUCER = (
+    _Lane("is K empty?", (Kind.WAIT,), "wait", "K", is_rare=True),
+    _Lane("is V empty?", (Kind.WAIT,), "wait", "V", is_rare=True),
+    _Lane("announce bytes", (Kind.BARRIER,), "barrier", "announce", is_rare=True),
+    _Lane("copy K", (Kind.COPY,), "copy", "K", is_rare=True),
+    _Lane("copy V", (Kind.COPY,), "copy", "V", is_rare=True),
+    *_ARITHMETIC,
+)
+_LANES = {"warp": _WARP, "consumer": _CONSUMER, "producer": _PRODUCER}
+_UNDER_WAY = {"warp": "copies under way", "consumer": "products under way", "producer": "stages taken"}
+_DESCRIBED = {"warp": "Copies", "consumer": "Products", "producer": "Stages taken"}
 
 
 def timeline_picture(timeline: Timeline, name: str = "timeline") -> str:
-    lanes = [lane for lane in _LANES if any(lane.holds(span) for span in timeline.spans)]
-    rows = _rows(timeline.flights)
+    lanes = [lane for lane in _LANES[timeline.role] if any(lane.holds(span) for span in timeline.spans)]
+    rows = _rows(timeline)
     lanes_top = FLIGHT_TOP + max(rows.values(), default=0) * FLIGHT + FLIGHT + 14
     bottom = lanes_top + len(lanes) * LANE
     scale = (WIDTH - LEFT - RIGHT) / timeline.instructions
     parts = [
         *_phases(timeline, scale, bottom),
         *_steps(timeline, scale, bottom),
-        text("copies under way", LEFT - 10, FLIGHT_TOP + 16, "label strong", "end"),
+        text(_UNDER_WAY[timeline.role], LEFT - 10, FLIGHT_TOP + 16, "label strong", "end"),
     ]
     for flight in timeline.flights:
         later = [
@@ -73,7 +97,7 @@ def timeline_picture(timeline: Timeline, name: str = "timeline") -> str:
         name,
         WIDTH,
         bottom + 44,
-        f"KV steps {timeline.first_step} and {timeline.first_step + 1} as one warp executed them",
+        f"KV steps {timeline.first_step} and {timeline.first_step + 1} as {timeline.warp} executed them",
         _description(timeline),
         parts,
     )
@@ -85,13 +109,18 @@ def _description(timeline: Timeline) -> str:
         for flight in timeline.flights
     )
     phases = "; ".join(f"{phase.name} from {phase.start} to {phase.end}" for phase in timeline.phases)
-    return f"{timeline.instructions} instructions. Copies: {flights}. Arithmetic: {phases}."
+    return (
+        f"{timeline.instructions} instructions. {_DESCRIBED[timeline.role]}: {flights}. Arithmetic: {phases or 'none'}."
+    )
 
 
-def _rows(flights: tuple[CopyFlight, ...]) -> dict[CopyFlight, int]:
-    """K's and V's copies get rows of their own; copies of one operand follow one another."""
-    operands = list(dict.fromkeys(flight.block.split()[0] for flight in flights))
-    return {flight: operands.index(flight.block.split()[0]) for flight in flights}
+def _rows(timeline: Timeline) -> dict[Flight, int]:
+    """Flights that follow one another share a row: those of an operand, and a producer's of a stage."""
+    row_of = {
+        flight: flight.region if timeline.role == "producer" else flight.block.split()[0] for flight in timeline.flights
+    }
+    rows = sorted(set(row_of.values())) if timeline.role == "producer" else list(dict.fromkeys(row_of.values()))
+    return {flight: rows.index(row) for flight, row in row_of.items()}
 
 
 def _x(index: float, scale: float) -> float:
@@ -114,7 +143,7 @@ def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
         yield text(label, x + 6, 22, "label strong")
 
 
-def _flight(flight: CopyFlight, y: float, scale: float, instructions: int, room: float) -> Iterator[str]:
+def _flight(flight: Flight, y: float, scale: float, instructions: int, room: float) -> Iterator[str]:
     """A bar, labelled inside, or behind its end where there is room before the next."""
     start, end = max(flight.start, 0), instructions if flight.end is None else min(flight.end, instructions)
     x, right = _x(start, scale), _x(end, scale)
@@ -135,7 +164,7 @@ def _flight(flight: CopyFlight, y: float, scale: float, instructions: int, room:
 
 
 def _arrival(
-    flight: CopyFlight, y: float, scale: float, instructions: int, lanes_top: float, lanes: list[_Lane]
+    flight: Flight, y: float, scale: float, instructions: int, lanes_top: float, lanes: list[_Lane]
 ) -> Iterator[str]:
     """A line from the end of a copy to the wait that made it arrive."""
     if flight.asynchronous and flight.end is not None and flight.end <= instructions:
@@ -161,7 +190,8 @@ def _lane(lane: _Lane, timeline: Timeline, y: float, scale: float) -> Iterator[s
 
 def _axis(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
     yield line(LEFT, bottom + 4, WIDTH - RIGHT, bottom + 4, "axis")
-    step = TICK * max(1, round(timeline.instructions / TICK / 14))
+    tick = TICK if timeline.instructions >= 4 * TICK else TICK // 10
+    step = tick * max(1, round(timeline.instructions / tick / 14))
     for tick in range(0, timeline.instructions + 1, step):
         x = _x(tick, scale)
         yield line(x, bottom + 4, x, bottom + 9, "axis")

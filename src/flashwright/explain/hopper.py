@@ -1,0 +1,225 @@
+"""What the Hopper family's config means: its knobs in words, its operands' registers, its shared memory.
+
+Arithmetic on the config alone; nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from flashwright.architectures import Architecture
+from flashwright.explain.facts import (
+    Buffering,
+    Knob,
+    OperandRegisters,
+    Reallocation,
+    RegisterPhase,
+    Shape,
+    SharedMap,
+    SharedRegion,
+)
+from flashwright.hopper.config import (
+    MAX_CONSUMERS,
+    MAX_PRODUCT_COLUMNS,
+    WARPGROUP_ROWS,
+    WARPS_PER_WARPGROUP,
+    HopperForwardKernelConfig,
+)
+from flashwright.hopper.shapes import (
+    BARRIER_PAIR_BYTES,
+    PANEL_COLUMNS,
+    WARPGROUP_THREADS,
+    HopperTileShapes,
+)
+from flashwright.hopper.space import hopper_rejection_reason
+
+FAMILY = "Hopper"
+KEYS_STEP = 32
+"""By which B_c is tried larger and smaller."""
+
+_SWITCHES: dict[str, tuple[str, str]] = {
+    "overlaps_softmax": (
+        "a step's S = QKᵀ and the step before's O += PV are issued together, and softmax runs while O's product does",
+        "each product is waited for as soon as it is issued; while softmax runs, the warpgroup's products rest",
+    ),
+    "ping_pong": (
+        "consumer warpgroups take turns at issuing products, so that one's run during another's softmax",
+        "consumer warpgroups issue products when they come to them, perhaps all at once",
+    ),
+    "persistent": (
+        "as many thread blocks as multiprocessors, each with many tiles; the next tile's Q, K and V are copied "
+        "while this one ends",
+        "one thread block per tile of Q; each starts with nothing in shared memory",
+    ),
+    "lazy_rescale": (
+        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential",
+        "O is rescaled in every step",
+    ),
+}
+_SIZES = ("B_r", "B_c", "kv_stages")
+KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, *_SWITCHES)
+"""All but `dtype` and `d_head`, which say what is computed, not how."""
+
+
+def knobs(config: HopperForwardKernelConfig) -> tuple[Knob, ...]:
+    """Every field of the config, with what its value does."""
+    return tuple(_knob(config, field.name) for field in fields(config))
+
+
+def _knob(config: HopperForwardKernelConfig, name: str) -> Knob:
+    value = getattr(config, name)
+    if name in _SWITCHES:
+        return Knob(name, "on" if value else "off", value, _SWITCHES[name][0 if value else 1])
+    warpgroups = "1 consumer warpgroup" if config.n_consumers == 1 else f"{config.n_consumers} consumer warpgroups"
+    meanings = {
+        "dtype": "element type of Q, K, V and O; softmax and sums are fp32",
+        "d_head": "columns of Q, K, V and O",
+        "B_r": f"rows of Q and O per tile: {warpgroups} of {WARPGROUP_ROWS}; one more warpgroup copies",
+        "B_c": "rows of K and V per step of the loop, and columns of S in one wgmma",
+        "kv_stages": "K and V blocks in shared memory: the producer may be so far ahead"
+        if value > 1
+        else "one K and one V block in shared memory: the next is copied when all have read this one",
+    }
+    return Knob(name, value.name if name == "dtype" else str(value), None, meanings[name])
+
+
+def shapes(config: HopperForwardKernelConfig) -> tuple[Shape, ...]:
+    """The derived sizes, by the names the kernel uses."""
+    derived = HopperTileShapes(config)
+    return (
+        Shape("threads", derived.threads, "threads per block: the consumers' and one producer warpgroup's"),
+        Shape("n_consumers", config.n_consumers, f"warpgroups that compute {WARPGROUP_ROWS} rows each"),
+        Shape("panels", derived.panels, f"stretches of {PANEL_COLUMNS} columns in which a tile lies in shared memory"),
+        Shape("QK_k_steps", config.d_head // 16, f"wgmma of m64n{config.B_c}k16 in S = QKᵀ, 16 columns deep each"),
+        Shape("PV_k_steps", config.B_c // 16, f"wgmma of m64n{config.d_head}k16 in O += PV, 16 keys deep each"),
+        Shape("Q_bytes", derived.Q_bytes, "of one consumer warpgroup's rows of Q in shared memory"),
+        Shape("KV_bytes", derived.KV_bytes, "of one K or V block: what its barrier counts until it is full"),
+        Shape("consumer_registers", derived.consumer_registers, "per consumer thread, after setmaxnreg.inc"),
+        Shape("producer_registers", derived.producer_registers, "per producer thread, after setmaxnreg.dec"),
+    )
+
+
+def rejection_reason(config: HopperForwardKernelConfig) -> str | None:
+    return hopper_rejection_reason(config)
+
+
+# --- Registers -------------------------------------------------------------------------------------------------
+
+
+def register_phases(config: HopperForwardKernelConfig) -> tuple[RegisterPhase, ...]:
+    """The operands alive in each part of a KV step, per consumer thread. Addresses and temporaries come on top."""
+    derived = HopperTileShapes(config)
+    O = _accumulator("O accumulator", config.d_head, derived.O_registers)  # noqa: E741
+    S = _accumulator("S accumulator", config.B_c, derived.S_registers)
+    P = OperandRegisters(
+        "P operand", derived.S_registers // 2, f"{WARPGROUP_ROWS} × {config.B_c} at 16 bits ÷ {WARPGROUP_THREADS}"
+    )
+    row_state = OperandRegisters("row max and sum", 4, "2 rows × (maximum + sum)")
+    if config.overlaps_softmax:
+        return (
+            RegisterPhase("S, O issued", (O, S, P, row_state)),
+            RegisterPhase("softmax", (O, S, P, row_state)),  # the product O += PV is still reading P
+            RegisterPhase("S → P", (O, S, row_state)),
+        )
+    return (
+        RegisterPhase("S = QKᵀ", (O, S, row_state)),
+        RegisterPhase("softmax", (O, S, row_state)),
+        RegisterPhase("O += PV", (O, P, row_state)),
+    )
+
+
+def _accumulator(name: str, columns: int, registers: int) -> OperandRegisters:
+    return OperandRegisters(name, registers, f"{WARPGROUP_ROWS} × {columns} in fp32 ÷ {WARPGROUP_THREADS} threads")
+
+
+def register_limit(config: HopperForwardKernelConfig, arch: Architecture) -> int:
+    return HopperTileShapes(config).consumer_registers
+
+
+def reallocations(config: HopperForwardKernelConfig) -> tuple[Reallocation, ...]:
+    derived = HopperTileShapes(config)
+    return (
+        Reallocation("consumer", derived.consumer_registers, "setmaxnreg.inc takes what the producer gave back"),
+        Reallocation("producer", derived.producer_registers, "setmaxnreg.dec gives the others back"),
+    )
+
+
+# --- Shared memory ---------------------------------------------------------------------------------------------
+
+
+def shared_map(config: HopperForwardKernelConfig, arch: Architecture) -> SharedMap:
+    """Where the tiles and their barriers lie, by byte offset."""
+    derived = HopperTileShapes(config)
+    regions = []
+    for warpgroup in range(config.n_consumers):
+        offset = warpgroup * derived.Q_bytes
+        regions.append(SharedRegion(f"Q {warpgroup}", "Q", offset, derived.Q_bytes, f"consumer {warpgroup}"))
+    for operand, start in (("K", derived.K_offset), ("V", derived.V_offset)):
+        for stage in range(config.kv_stages):
+            offset = start + stage * derived.KV_bytes
+            regions.append(SharedRegion(region_name(config, operand, stage), operand, offset, derived.KV_bytes))
+    pairs = config.n_consumers + 2 * config.kv_stages
+    note = f"{pairs} pairs: full, empty"
+    regions.append(SharedRegion("barriers", "B", derived.Q_barriers_offset, pairs * BARRIER_PAIR_BYTES, note))
+    return SharedMap(tuple(regions), derived.shared_bytes, arch.shared_bytes_per_block)
+
+
+def region_name(config: HopperForwardKernelConfig, operand: str, block: int) -> str:
+    """Where the block of that number is put: the stages are a ring."""
+    return f"{operand}, stage {block % config.kv_stages}" if config.kv_stages > 1 else operand
+
+
+# --- Buffering -------------------------------------------------------------------------------------------------
+
+
+def buffering(config: HopperForwardKernelConfig) -> tuple[Buffering, ...]:
+    """Per operand of the two products, whether it has two places in registers: only P is ever there."""
+    blocks = "one block is" if config.kv_stages == 1 else f"{config.kv_stages} blocks are"
+    from_ring = f"wgmma reads it from shared memory, where {blocks} kept (kv_stages = {config.kv_stages})"
+    P = (
+        "overlaps_softmax is on: P has registers beside S, for the next S is computed while P is multiplied"
+        if config.overlaps_softmax
+        else "overlaps_softmax is off: P takes the place of S, which nobody needs any more"
+    )
+    return (
+        Buffering("S = QKᵀ", "Q", False, "wgmma reads it from shared memory, where it stays for the whole tile"),
+        Buffering("S = QKᵀ", "K", False, from_ring),
+        Buffering("O += PV", "P", config.overlaps_softmax, P),
+        Buffering("O += PV", "V", False, from_ring),
+    )
+
+
+# --- Neighbours ------------------------------------------------------------------------------------------------
+
+
+def neighbours(config: HopperForwardKernelConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each change of one knob worth looking at: in words, and as fields for `dataclasses.replace`."""
+    steps = {
+        "B_r": (WARPGROUP_ROWS, MAX_CONSUMERS * WARPGROUP_ROWS),
+        "B_c": (KEYS_STEP, MAX_PRODUCT_COLUMNS),
+        "kv_stages": (1, 4),
+    }
+    for name, (step, most) in steps.items():
+        value = getattr(config, name)
+        for other in (value - step, value + step):
+            if 0 < other <= most:
+                yield f"{name}: {value} → {other}", {name: other}
+    for name in _SWITCHES:
+        value = getattr(config, name)
+        yield f"{name}: {'on → off' if value else 'off → on'}", {name: not value}
+
+
+def work_per_step(config: HopperForwardKernelConfig) -> int:
+    """Scores that one warp computes in one KV step."""
+    return WARPGROUP_ROWS // WARPS_PER_WARPGROUP * config.B_c
+
+
+def steps_before_loop(config: HopperForwardKernelConfig) -> int:
+    """The first step has nothing to rescale, and with overlap no product to overlap with."""
+    return 1
+
+
+def row_stride(config: HopperForwardKernelConfig) -> int:
+    return config.d_head
