@@ -17,7 +17,7 @@ test-all: $(VENV)/.installed-dev
 
 # On a machine with a GPU, in whatever environment it has: nothing is installed.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu tests/simulator
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks docs

@@ -225,7 +225,7 @@ def test_a_config_overrides_the_choice(monkeypatch):
         ({"scale": 0.0}, r"scale: 0.0 is not allowed; allowed: None \(1/√head_dim\), or a positive finite number"),
         ({"scale": math.nan}, r"scale: nan is not allowed"),
         ({"softcap": -1.0}, r"softcap: -1.0 is not allowed; allowed: 0 \(none\), or a positive finite number"),
-        ({"family": "volta"}, r"family: 'volta' is not known; allowed: 'ampere'"),
+        ({"family": "volta"}, r"family: 'volta' is not known; allowed: ampere, hopper"),
         ({"backend": "tpu"}, r"backend: 'tpu' is not known; allowed: 'gpu', 'simulator', 'reference'"),
         ({"backend": "gpu"}, r"backend: 'gpu' needs CUDA tensors, but q is on cpu"),
         ({"backend": "simulator", "config": "nonsense"}, r"nonsense"),

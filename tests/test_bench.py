@@ -1,41 +1,35 @@
-"""`flashwright bench`: the grid, the measuring, what follows from the numbers, and how they are kept and shown."""
+"""Benchmarks: the grid, the measuring, what follows from the numbers, and how they are kept."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
-from rich.console import Console
 
-import flashwright.commands.bench as command
+from bench_fakes import THREE, FakeMachine, a_cell, a_result, found, raising
 from command_line import flashwright
 from flashwright import DType, parse_kernel_name_into_config
 from flashwright.bench import gpu_machine
 from flashwright.bench import peers as peers_module
 from flashwright.bench.accuracy import SAMPLED_ROWS, sampled_relative_error
-from flashwright.bench.figures import save_figure
 from flashwright.bench.gpu_machine import GPUMachine, prepare_ours
 from flashwright.bench.grid import Cell, cell_of, grid
-from flashwright.bench.grid_plot import grid_figure, length_text
 from flashwright.bench.measure import LONGEST_REASON, measure, measure_cell, reason
 from flashwright.bench.peers import PEERS, Inputs, Prepared, chosen_peers, installed
 from flashwright.bench.result_files import write_atomically
 from flashwright.bench.results import (
     OURS,
     BenchResult,
-    CellResult,
     Measurement,
     geometric_mean,
     mean_ratio,
@@ -93,15 +87,6 @@ def test_a_cell_that_cannot_be_is_refused_with_the_value(arguments, sizes, messa
 # --- What follows from the measurements ----------------------------------------------------------------------------
 
 
-def a_cell(length: int = 512, **changes: object) -> Cell:
-    return replace(cell_of(DType.BF16, 64, False, length), **changes)
-
-
-def found(cell: Cell, **times_ms: float) -> CellResult:
-    names = {"ours": OURS, "fa2": "sdpa-fa2", "cudnn": "sdpa-cudnn"}
-    return CellResult(cell, {names[name]: Measurement(ms, 20.0, 1e-3) for name, ms in times_ms.items()})
-
-
 def test_a_ratio_above_one_means_that_ours_takes_less_time():
     result = found(a_cell(), ours=2.0, fa2=3.0)
     assert result.ratio("sdpa-fa2") == 1.5
@@ -121,17 +106,7 @@ def test_the_geometric_mean_is_over_the_cells_where_both_were_measured():
 
 @pytest.fixture
 def result() -> BenchResult:
-    """Two head dimensions, two masks, three lengths; one peer fails on the longest."""
-    cells = []
-    for cell in grid(DType.BF16, (64, 128), (False, True), (512, 1024, 16_384)):
-        ours = cell.flops / 400e9
-        one = found(cell, ours=ours, fa2=1.25 * ours, cudnn=0.5 * ours)
-        if cell.length == 16_384:
-            measurements = {name: m for name, m in one.measurements.items() if name != "sdpa-cudnn"}
-            one = CellResult(cell, measurements, {"sdpa-cudnn": "RuntimeError: no [such] kernel"})
-        cells.append(one)
-    environment = {"gpu": "NVIDIA Imaginary", "torch": "2.11", "date": "2026-01-02T03:04:05+00:00"}
-    return BenchResult(environment, {"dtype": "BF16"}, 800.0, tuple(cells), {"fa3": "No module named 'fa3'"})
+    return a_result()
 
 
 def test_a_result_says_all_that_follows_from_its_times(result):
@@ -200,53 +175,6 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
 
 
 # --- Measuring -----------------------------------------------------------------------------------------------------
-
-
-class FakeMachine:
-    """Times and errors that are written down, and no GPU. Each prepared call is a function that returns its name."""
-
-    times_ms: Mapping[str, float] = {OURS: 2.0, "sdpa-fa2": 3.0, "sdpa-cudnn": 1.0}
-    errors: Mapping[str, float] = {}
-    uncapturable: tuple[str, ...] = ()
-
-    def __init__(self, interrupted_at: int | None = None) -> None:
-        self.interrupted_at = interrupted_at
-        self.cells: list[Cell] = []
-        self.timed_together: list[list[str]] = []
-
-    def inputs(self, cell: Cell) -> Inputs:
-        if len(self.cells) == self.interrupted_at:
-            raise KeyboardInterrupt
-        self.cells.append(cell)
-        return Inputs("q", "k", "v", cell.causal)
-
-    def relative_error(self, prepared: Prepared, inputs: Inputs) -> float:
-        return self.errors.get(prepared.output(), 1e-3)
-
-    def gpu_times_ms(self, prepared: Mapping[str, Prepared]) -> tuple[dict[str, float], dict[str, str]]:
-        self.timed_together.append(list(prepared))
-        times = {name: self.times_ms[name] for name in prepared if name not in self.uncapturable}
-        return times, dict.fromkeys(self.uncapturable, "cannot be captured")
-
-    def host_us(self, prepared: Prepared, gpu_ms: float) -> float:
-        return 10 * gpu_ms
-
-    def peak_tflops(self, dtype: DType) -> float:
-        return 800.0
-
-
-def returning(name: str) -> object:
-    return lambda inputs: Prepared(lambda: name, kernel=f"the kernel of {name}")
-
-
-def raising(error: BaseException) -> object:
-    def prepare(inputs: Inputs) -> Prepared:
-        raise error
-
-    return prepare
-
-
-THREE = {name: returning(name) for name in (OURS, "sdpa-fa2", "sdpa-cudnn")}
 
 
 def test_all_implementations_of_a_cell_are_timed_together_on_the_same_inputs():
@@ -511,189 +439,6 @@ def test_peers_are_chosen_by_name_each_once():
     assert [peer.name for peer in chosen_peers(None)] == list(PEERS)
     with pytest.raises(ValueError, match="did you mean 'sdpa-cudnn'"):
         chosen_peers(["cudnn"])
-
-
-# --- The command ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fake_gpu(monkeypatch):
-    """A machine with a GPU whose every time is written down."""
-    machine = FakeMachine()
-    monkeypatch.setattr(command, "gpu_available", lambda: True)
-    monkeypatch.setattr(command, "GPUMachine", lambda: machine)
-    monkeypatch.setattr(command, "_implementations", lambda config, peers: THREE)
-    return machine
-
-
-def test_without_a_gpu_bench_says_what_it_needs_and_what_works(monkeypatch):
-    monkeypatch.setattr(command, "gpu_available", lambda: False)
-    code, out, error = flashwright("bench")
-    assert (code, out) == (1, "")
-    assert "GPU" in error
-    assert "PyTorch" in error
-    assert "flashwright ladder" in error
-    assert "Traceback" not in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--peers", "sdpa-fa3"), "did you mean 'sdpa-fa2'?"),
-        (("--peers", "flex,unheard-of"), "'unheard-of' is not known"),
-        (("--seqlen", "0"), "seqlen: 0"),
-        (("--dtype", "fp8"), "FP16, BF16"),
-        (("--d-head", "100"), "d_head: 100"),
-        (("--heads", "-1"), "heads: -1"),
-        (("--config", "(BF16, 64, 64, 64, 4): nonsense"), "nonsense"),
-        (("--config", "(BF16, 64, 64, 64, 4): load_3_3_3_tiles"), "power of two"),
-        (("--config", CONFIG, "--d-head", "128"), "up to 64"),
-        (("--config", CONFIG, "--dtype", "fp16"), "computes BF16, not FP16"),
-        (("--output", "/nowhere/at/all/result.json"), "does not exist"),
-        (("--plot", "picture.gif"), ".png or .svg"),
-        (("--from", "missing.json"), "missing.json"),
-        (("--from", "missing.json", "--seqlen", "512"), "--seqlen do not go with it"),
-    ],
-)
-def test_bad_arguments_are_one_message_before_anything_is_measured(arguments, message, fake_gpu):
-    code, out, error = flashwright("bench", *arguments)
-    assert (code, out) == (1, "")
-    assert message in error
-    assert "Traceback" not in error
-    assert fake_gpu.cells == []
-
-
-def test_flags_choose_the_cells(fake_gpu):
-    flags = "--d-head 64 --d-head 96 --seqlen 2048 --seqlen 100 --causal --dtype fp16 --batch 2 --heads 8 --kv-heads 2"
-    code, _, error = flashwright("bench", *flags.split(), "--json")
-    assert code == 0, error
-    assert fake_gpu.cells == [
-        Cell(DType.FP16, d_head, True, length, 2, 8, 2) for d_head in (64, 96) for length in (100, 2048)
-    ]
-
-
-def test_a_given_config_decides_dtype_and_head_dimension(fake_gpu):
-    code, _, error = flashwright("bench", "--config", CONFIG, "--full", "--json")
-    assert code == 0, error
-    assert {(cell.dtype, cell.d_head, cell.causal) for cell in fake_gpu.cells} == {(DType.BF16, 64, False)}
-
-
-def test_bench_writes_its_result_with_the_environment_and_prints_the_same_json(fake_gpu, tmp_path):
-    path = tmp_path / "result.json"
-    code, out, error = flashwright("bench", "--d-head", "64", "--peers", "sdpa-fa2", "--json", "--output", str(path))
-    assert code == 0, error
-    document = json.loads(out)
-    assert document == json.loads(path.read_text())
-    assert document.keys() == {
-        "format", "complete", "environment", "arguments", "peak_tflops", "geometric_means", "missing", "cells",
-    }  # fmt: skip
-    assert document["environment"].keys() >= {"gpu", "driver", "torch", "cuda", "nvrtc", "flashwright", "date"}
-    assert document["arguments"] == {"d_head": [64], "peers": ["sdpa-fa2"]}
-    assert len(document["cells"]) == 12
-    measured = document["cells"][0]["implementations"][OURS]
-    assert measured.keys() == {"gpu_ms", "host_us", "relative_error", "kernel", "tflops", "percent_of_peak"}
-    assert document["geometric_means"] == {"sdpa-fa2": pytest.approx(1.5), "sdpa-cudnn": pytest.approx(0.5)}
-
-
-def test_ctrl_c_writes_the_cells_measured_so_far_and_marks_them_incomplete(fake_gpu, tmp_path):
-    fake_gpu.interrupted_at = 3
-    path = tmp_path / "result.json"
-    code, out, error = flashwright("bench", "--output", str(path), "--plot", str(tmp_path))
-    assert code == 130
-    assert "3 cells were measured" in error
-    stored = read_result(path)
-    assert len(stored.cells) == 3
-    assert not stored.complete
-    assert "incomplete" in out
-    assert (tmp_path / "bench.svg").exists()
-    code, out, _ = flashwright("bench", "--from", str(path))
-    assert code == 0
-    assert "incomplete" in out
-
-
-def test_ctrl_c_before_the_first_cell_leaves_a_result_without_cells(fake_gpu, tmp_path):
-    fake_gpu.interrupted_at = 0
-    path = tmp_path / "result.json"
-    code, _, _ = flashwright("bench", "--output", str(path), "--plot", str(tmp_path / "bench.png"))
-    assert code == 130
-    assert read_result(path).cells == ()
-
-
-def test_a_run_in_which_ours_never_worked_fails(fake_gpu):
-    fake_gpu.errors = {OURS: 1.0}
-    code, out, error = flashwright("bench", "--d-head", "64")
-    assert code == 1
-    assert "wrong output" in error
-    assert "FlashAttention-2" in out  # what the others did is shown all the same
-
-
-# --- Tables --------------------------------------------------------------------------------------------------------
-
-
-def test_a_stored_result_is_shown_anywhere(result, tmp_path):
-    path = tmp_path / "result.json"
-    write_result(path, result)
-    code, out, error = flashwright("bench", "--from", str(path))
-    assert code == 0, error
-    for title in ("d_head 64, full", "d_head 64, causal", "d_head 128, full", "d_head 128, causal"):
-        assert title in out
-    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "│" in line]
-    assert ["", "flashwright", "400", "400", "400", "", ""] in rows
-    assert ["", "÷ FlashAttention-2 (SDPA)", "1.25", "1.25", "1.25", "1.250", ""] in rows
-    assert ["", "÷ cuDNN (SDPA)", "0.50", "0.50", "–", "0.500", ""] in rows
-    assert ["", "% of matrix-product peak", "50", "50", "50", "", ""] in rows
-    assert ["", "cuDNN (SDPA)", "8", "0.500", "800", "100", "1.0e-03", "20", ""] in rows
-    assert "not measured: FlashAttention-3: No module named 'fa3'" in out
-    assert "not measured in 4 of 12 cells: cuDNN (SDPA): RuntimeError: no [such] kernel" in out
-    assert "NVIDIA Imaginary" in out
-    assert "2026-01-02" in out
-
-
-def test_the_tables_of_the_default_grid_fit_80_columns(result):
-    cells = tuple(found(cell, ours=1.0, fa2=1.0, cudnn=1.0) for cell in grid())
-    console = Console(width=80, record=True, file=io.StringIO())
-    command._print_result(console, replace(result, cells=cells, missing={}))
-    lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
-
-
-# --- Plots ---------------------------------------------------------------------------------------------------------
-
-
-def texts_of(svg: Path) -> str:
-    return "\n".join("".join(element.itertext()) for element in ElementTree.parse(svg).iter() if "text" in element.tag)
-
-
-def test_plots_are_png_and_svg_with_the_implementations_and_units_named(result, tmp_path):
-    path = tmp_path / "result.json"
-    write_result(path, result)
-    code, _, error = flashwright("bench", "--from", str(path), "--plot", str(tmp_path))
-    assert code == 0, error
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    texts = texts_of(tmp_path / "bench.svg")
-    for text in ("flashwright", "FlashAttention-2 (SDPA)", "cuDNN (SDPA)", "TFLOP/s", "sequence length", "16k"):
-        assert text in texts
-    for text in ("d_head 64, full", "d_head 128, causal", "matrix-product peak", "NVIDIA Imaginary", "BF16"):
-        assert text in texts
-
-
-def test_the_same_result_gives_the_same_picture(result, tmp_path):
-    for name in ("a.svg", "b.svg", "a.png", "b.png"):
-        save_figure(grid_figure(result), [tmp_path / name])
-    for suffix in ("svg", "png"):
-        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
-
-
-def test_a_grid_with_holes_and_one_length_is_drawn(result, tmp_path):
-    cells = tuple(c for c in result.cells if c.cell.length == 512 and (c.cell.d_head, c.cell.causal) != (64, True))
-    save_figure(grid_figure(replace(result, cells=cells, peak_tflops=None, complete=False)), [tmp_path / "x.svg"])
-    assert "incomplete" in texts_of(tmp_path / "x.svg")
-
-
-@pytest.mark.parametrize(("length", "text"), [(512, "512"), (1024, "1k"), (16_384, "16k"), (1000, "1000")])
-def test_lengths_are_written_short(length, text):
-    assert length_text(length) == text
 
 
 def test_importing_the_peers_imports_no_torch():

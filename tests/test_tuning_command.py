@@ -13,7 +13,7 @@ import pytest
 
 from flashwright import cli, parse_kernel_name_into_config, tuning
 from flashwright.commands import tune as tune_commands
-from flashwright.defaults import NATIVE_D_HEADS
+from flashwright.families import AMPERE
 from flashwright.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.tuning import candidates as tuning_candidates
 from flashwright.tuning.database import TuningDatabase
@@ -113,7 +113,7 @@ def test_all_enumerates_every_head_dimension_of_what_is_asked_for(run, database,
     assert code == 0
     problems = [search["problem"] for search in json.loads(out)["searches"]]
     assert [(problem["d_head"], problem["q_length"]) for problem in problems] == [
-        (d_head, length) for d_head in NATIVE_D_HEADS for length in (512, 8192)
+        (d_head, length) for d_head in AMPERE.d_heads for length in (512, 8192)
     ]
     assert {(problem["dtype"], problem["causal"]) for problem in problems} == {("FP16", True)}
 
@@ -129,6 +129,7 @@ def test_all_enumerates_every_head_dimension_of_what_is_asked_for(run, database,
         (("--batch", "0"), "batch: 0 is not allowed"),
         (("--heads", "100000"), "heads: 100000 is not allowed"),
         (("--family", "nope"), "family: 'nope' is not known; allowed: ampere"),
+        (("--all", "--family", "nope"), "family: 'nope' is not known; allowed: ampere, hopper"),
         (("--limit", "0"), "limit: 0 is not allowed"),
         (("--arch", "sm_70"), "arch: 'sm_70' is not known; known: sm_80"),
         (("--all", "--seqlen", "512"), "--seqlen: not with --all"),

@@ -24,14 +24,13 @@ from flashwright.defaults import (
     LENGTH_BUCKETS,
     LONG,
     MEDIUM,
-    NATIVE_D_HEADS,
     SHORT,
     best_family,
     default_config,
     length_bucket,
     untuned_config,
 )
-from flashwright.families import family_of
+from flashwright.families import AMPERE, family_of
 from flashwright.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.tuning import lookup
 from flashwright.tuning.database import SCHEMA_VERSION, DatabaseUnusable, NewerDatabase, TuningDatabase
@@ -82,7 +81,7 @@ def some_configs(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, .
 def results(draw: st.DrawFn) -> TunedResult:
     problem = problem_of(
         dtype=draw(st.sampled_from(DType)),
-        d_head=draw(st.sampled_from(NATIVE_D_HEADS)),
+        d_head=draw(st.sampled_from(AMPERE.d_heads)),
         causal=draw(st.booleans()),
         q_length=draw(st.integers(1, 2**20)),
         kv_length=draw(st.integers(1, 2**20)),

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashwright import DType, ForwardKernelTileShapes, get_autotuning_kernel_configs, tuning
-from flashwright.defaults import LONG, MEDIUM, NATIVE_D_HEADS, untuned_config
+from flashwright.defaults import LONG, MEDIUM, untuned_config
+from flashwright.families import AMPERE, FAMILIES
 from flashwright.kernel_configs import search_space
 from flashwright.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.tuning import candidates as tuning_candidates
@@ -25,7 +26,7 @@ from flashwright.tuning.candidates import check_problems
 from flashwright.tuning.database import TuningDatabase
 from flashwright.tuning.journal import SearchJournal
 from flashwright.tuning.measure import Check, KernelCrash
-from flashwright.tuning.problem import FAMILIES, problem_of, standard_problems
+from flashwright.tuning.problem import problem_of, standard_problems
 from flashwright.tuning.search import FINAL_SWEEPS, FINALISTS, halve, schedule
 from flashwright.tuning.space import SPACES, enumerate_space
 from flashwright.tuning.tuner import tune
@@ -51,7 +52,7 @@ def tuned(measurer, database, **options):
 # --- The space -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d_head", NATIVE_D_HEADS)
+@pytest.mark.parametrize("d_head", AMPERE.d_heads)
 def test_every_native_head_dimension_has_a_space_of_kernels_that_can_be_built(d_head):
     problem = problem_of(d_head=d_head)
     space = enumerate_space(problem)
@@ -92,7 +93,7 @@ def test_quick_and_limited_spaces_are_the_promising_part_of_the_whole():
 
 def test_the_standard_problems_are_every_head_dimension_dtype_and_mask_short_and_long():
     problems = list(standard_problems())
-    assert len({problem.kind for problem in problems}) == len(problems) == len(NATIVE_D_HEADS) * 2 * 2 * 2
+    assert len({problem.kind for problem in problems}) == len(problems) == len(AMPERE.d_heads) * 2 * 2 * 2
     assert {problem.batch * problem.q_length for problem in problems} == {16_384}
     assert all(2048 - problem.d_head < problem.heads * problem.d_head <= 2048 for problem in problems)
     assert len(list(standard_problems(dtype="FP16", d_head=96, causal=True))) == 2

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashwright.defaults import default_config
-from flashwright.families import FAMILIES, ForwardKernelConfig, family_of, parse_config
+from flashwright.families import ForwardKernelConfig, family_named, family_of, parse_config
 from flashwright.gpu import ForwardPlan, GPUError, PlanCache, make_plan
 from flashwright.kernel_configs import MAX_D_HEAD, DType
 from flashwright.runtime import run_forward
@@ -366,8 +366,8 @@ def check_options(scale: float | None, softcap: float, family: str | None = None
         raise ValueError(f"scale: {scale} is not allowed; allowed: None (1/√head_dim), or a positive finite number")
     if not 0 <= softcap < math.inf:
         raise ValueError(f"softcap: {softcap} is not allowed; allowed: 0 (none), or a positive finite number")
-    if family is not None and family not in FAMILIES:
-        raise ValueError(f"family: {family!r} is not known; allowed: {_listed(FAMILIES)}")
+    if family is not None:
+        family_named(family)
 
 
 def _refuse_gradients(torch: Any, *tensors: Any) -> None:

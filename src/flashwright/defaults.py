@@ -5,13 +5,9 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from flashwright.families import AMPERE, HOPPER, ForwardKernelConfig
-from flashwright.hopper.config import D_HEADS as HOPPER_D_HEADS
+from flashwright.families import AMPERE, FAMILIES, HOPPER, ForwardKernelConfig
 from flashwright.hopper.defaults import hopper_default
 from flashwright.kernel_configs import DType, parse_kernel_name_into_config
-
-NATIVE_D_HEADS = (32, 64, 96, 128, 160, 192, 256)
-"""Head dimensions with a kernel of their own; others are padded up to the next inside the kernel."""
 
 _COPIES = "async+eager+swizzled"
 _WIDE_HEADS = {
@@ -40,10 +36,11 @@ _FEW_ROWS_TABLE = _WIDE_HEADS | dict.fromkeys(
 
 def native_d_head(head_dim: int, family: str = AMPERE.name) -> int:
     """The smallest head dimension with a kernel of its own that holds `head_dim` columns."""
-    for d_head in NATIVE_D_HEADS if family == AMPERE.name else HOPPER_D_HEADS:
+    d_heads = FAMILIES[family].d_heads
+    for d_head in d_heads:
         if head_dim <= d_head:
             return d_head
-    raise ValueError(f"head_dim: {head_dim} is not allowed; allowed: multiples of 8 up to {NATIVE_D_HEADS[-1]}")
+    raise ValueError(f"head_dim: {head_dim} is not allowed; allowed: multiples of 8 up to {d_heads[-1]}")
 
 
 def best_family(gpu: str | None, q_bucket: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flashwright.architectures import parse_arch
-from flashwright.hopper.config import HopperForwardKernelConfig, parse_hopper_config
+from flashwright.hopper.config import D_HEADS, HopperForwardKernelConfig, parse_hopper_config
 from flashwright.hopper.launch import hopper_launch
 from flashwright.hopper.shapes import HopperTileShapes
 from flashwright.hopper.source import hopper_kernel_source
@@ -39,6 +39,8 @@ class TileShapes(Protocol):
 class KernelFamily:
     name: str
     config_type: type
+    d_heads: tuple[int, ...]
+    """Head dimensions with a kernel of their own; others are padded up to the next inside the kernel."""
     parse: Callable[[str], Any]
     """A config from its short form."""
     shapes: Callable[[Any], TileShapes]
@@ -75,6 +77,7 @@ def _ampere_launch(*arguments: Any, multiprocessors: int, **options: Any) -> For
 AMPERE = KernelFamily(
     "ampere",
     FlashForwardKernelConfig,
+    (32, 64, 96, 128, 160, 192, 256),
     parse_kernel_name_into_config,
     ForwardKernelTileShapes,
     forward_kernel_source,
@@ -83,6 +86,7 @@ AMPERE = KernelFamily(
 HOPPER = KernelFamily(
     "hopper",
     HopperForwardKernelConfig,
+    D_HEADS,
     parse_hopper_config,
     HopperTileShapes,
     hopper_kernel_source,
@@ -91,6 +95,13 @@ HOPPER = KernelFamily(
     runs_on_later=False,
 )
 FAMILIES = {family.name: family for family in (AMPERE, HOPPER)}
+
+
+def family_named(name: str) -> KernelFamily:
+    """Raises `ValueError` for anything else than the name of a family."""
+    if name not in tuple(FAMILIES):  # which also takes what cannot be hashed, as a stored result may hold
+        raise ValueError(f"family: {name!r} is not known; allowed: {', '.join(FAMILIES)}")
+    return FAMILIES[name]
 
 
 def family_of(config: ForwardKernelConfig) -> KernelFamily:

@@ -53,6 +53,18 @@ _DTYPE_NAMES = {
 }
 
 
+def check_field_types(config: Any, types: Iterable[tuple[str, Any]]) -> None:
+    """Raises `ValueError` for a field of another type; truth values may be given as 0 and 1."""
+    for name, kind in types:
+        value = getattr(config, name)
+        if kind == "bool":
+            if value not in (0, 1):
+                raise ValueError(f"{name}: {value!r} is not a truth value; allowed: True, False")
+            object.__setattr__(config, name, bool(value))
+        elif kind == "int" and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ValueError(f"{name}: {value!r} is not an integer")
+
+
 @dataclass(frozen=True, order=True)
 class FlashForwardKernelConfig:
     """The knobs of the Ampere-family forward kernel.
@@ -102,23 +114,13 @@ class FlashForwardKernelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
-        self._check_types()
+        check_field_types(self, _FIELD_TYPES)
         self._check_values()
         # Configs are looked up on every call of a kernel; hashing all fields each time would cost more than that.
         object.__setattr__(self, "_hash", hash(self.values()))
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
-
-    def _check_types(self) -> None:
-        for name, kind in _FIELD_TYPES:
-            value = getattr(self, name)
-            if kind == "bool":
-                if value not in (0, 1):
-                    raise ValueError(f"{name}: {value!r} is not a truth value; allowed: True, False")
-                object.__setattr__(self, name, bool(value))
-            elif kind == "int" and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"{name}: {value!r} is not an integer")
 
     def _check_values(self) -> None:
         self._require_multiple("d_head", of=16, at_most=MAX_D_HEAD)

@@ -12,7 +12,15 @@ from typing import Any
 from flashwright.bench.result_files import parsed_entries, read_document, write_document
 from flashwright.compiler import Kernel, compile_many
 from flashwright.environment import environment_record
-from flashwright.families import AMPERE, HOPPER, ForwardKernelConfig, KernelFamily, family_of, parse_config
+from flashwright.families import (
+    AMPERE,
+    HOPPER,
+    ForwardKernelConfig,
+    KernelFamily,
+    family_named,
+    family_of,
+    parse_config,
+)
 from flashwright.gpu import gpu_available
 from flashwright.hopper.ladder import get_hopper_progression
 from flashwright.kernel_configs import DType, LadderRung, get_kernel_progression
@@ -183,9 +191,7 @@ def climb(
     dtype: DType | str = DType.BF16, d_head: int = 128, *, family: str = "ampere", progress: bool = True
 ) -> Ladder:
     """Compiles, simulates and, on a GPU of the family, times every rung."""
-    if family not in LADDERS:
-        raise ValueError(f"family: {family!r} is not known; allowed: {', '.join(LADDERS)}")
-    ladder = LADDERS[family]
+    ladder = LADDERS[family_named(family).name]
     rungs = ladder.rungs(dtype, d_head)
     configs = [rung.config for rung in rungs]
     kernels = {arch: compile_many(configs, arch, progress=progress) for arch in ladder.architectures}

@@ -15,11 +15,12 @@ from rich.table import Table
 
 from flashwright.commands.output import JsonOption, print_json, table_console
 from flashwright.defaults import best_family, length_bucket
+from flashwright.families import FAMILIES
 from flashwright.kernel_configs import DType
 from flashwright.tuning.database import TuningDatabase
 from flashwright.tuning.lookup import shipped_results
 from flashwright.tuning.measure import this_machine
-from flashwright.tuning.problem import FAMILIES, LONG_LENGTH, problem_of, standard_problems
+from flashwright.tuning.problem import LONG_LENGTH, problem_of, standard_problems
 from flashwright.tuning.results import TunedResult, TuningFileError, from_document, to_document
 from flashwright.tuning.tuner import TuningReport, tune
 

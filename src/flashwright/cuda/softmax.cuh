@@ -16,7 +16,7 @@ constexpr bool mma_row_sum = cfg::mma_row_sum && !variant::returns_lse;
 
 // Where registers allow it, dependent instructions are kept apart: two chains of maxima a row instead of one, reduced over
 // the lanes when all are found, and exponentials added two tiles after they were asked for.
-constexpr bool spreads_chains = cfg::spreads_chains;
+constexpr bool spreads_chains = shape::spreads_chains;
 
 // What O has to be multiplied by since row maxima have grown; with lazy rescaling, in few steps.
 template <int row_tiles> struct Shrinkage {

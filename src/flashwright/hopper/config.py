@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-from flashwright.kernel_configs import DType, nearest_hint, parse_cpp_fields
+from flashwright.kernel_configs import DType, check_field_types, nearest_hint, parse_cpp_fields
 
 WARPGROUP_ROWS = 64
 """Rows of a warpgroup's product."""
@@ -41,14 +41,7 @@ class HopperForwardKernelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "bool":
-                if value not in (0, 1):
-                    raise ValueError(f"{field.name}: {value!r} is not a truth value; allowed: True, False")
-                object.__setattr__(self, field.name, bool(value))
-            elif field.type == "int" and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"{field.name}: {value!r} is not an integer")
+        check_field_types(self, ((field.name, field.type) for field in fields(self)))
         if self.d_head not in D_HEADS:
             raise ValueError(f"d_head: {self.d_head} is not allowed; allowed: {', '.join(map(str, D_HEADS))}")
         rows = [WARPGROUP_ROWS * n for n in range(1, MAX_CONSUMERS + 1)]

@@ -12,8 +12,6 @@ PANEL_COLUMNS = 64
 PANEL_ROW_BYTES = 128
 """A row of 64 16-bit columns: the span of the copy engine's widest swizzle."""
 BARRIER_PAIR_BYTES = 16
-TILE_ALIGNMENT = 1024
-"""Of a tile in shared memory: the swizzle pattern repeats after so many bytes."""
 
 
 class HopperTileShapes:

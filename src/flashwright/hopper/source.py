@@ -31,8 +31,6 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
             "reversed_kv": True,
             "optimized_softmax": True,
             "mma_row_sum": False,
-            # Of the 160 registers that three warpgroups leave a thread, the scores need all that there are.
-            "spreads_chains": config.n_consumers < MAX_CONSUMERS,
         },
         "variant": variant_constants(variant),
         "shape": {
@@ -50,7 +48,11 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
                 "consumer_registers",
             )
         }
-        | {"Q_offset": 0},
+        | {
+            "Q_offset": 0,
+            # Of the 160 registers that three warpgroups leave a thread, the scores need all that there are.
+            "spreads_chains": config.n_consumers < MAX_CONSUMERS,
+        },
     }
     return KernelSource(
         text=f'#include "{SPECIALISATION_HEADER}"\n#include "hopper_forward.cuh"\n',

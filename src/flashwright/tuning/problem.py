@@ -8,17 +8,13 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from flashwright.bench.timing import forward_flops
-from flashwright.defaults import NATIVE_D_HEADS, length_bucket
-from flashwright.families import ForwardKernelConfig, family_of
-from flashwright.hopper.config import D_HEADS as HOPPER_D_HEADS
+from flashwright.defaults import length_bucket
+from flashwright.families import ForwardKernelConfig, family_named, family_of
 from flashwright.kernel_configs import DType
 from flashwright.launch_arguments import MAX_GRID_YZ, MAX_LENGTH, DeviceTensor
 from flashwright.tile_shapes import VECTOR_BYTES
 from flashwright.variant import FULL, AttentionVariant, Window
 
-D_HEADS = {"ampere": NATIVE_D_HEADS, "hopper": HOPPER_D_HEADS}
-"""Head dimensions with a kernel of their own, by the kernel families that there is a search space for."""
-FAMILIES = tuple(D_HEADS)
 TOKENS, HIDDEN = 16_384, 2_048
 """The size of the problems that are tuned unless told otherwise: rows over all sequences, columns over all heads."""
 SHORT_LENGTH, LONG_LENGTH = 512, 8_192
@@ -50,10 +46,9 @@ class TuningProblem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
-        if self.family not in FAMILIES:
-            raise ValueError(f"family: {self.family!r} is not known; allowed: {', '.join(FAMILIES)}")
-        if not isinstance(self.d_head, int) or self.d_head not in D_HEADS[self.family]:
-            allowed = ", ".join(map(str, D_HEADS[self.family]))
+        d_heads = family_named(self.family).d_heads
+        if not isinstance(self.d_head, int) or self.d_head not in d_heads:
+            allowed = ", ".join(map(str, d_heads))
             raise ValueError(f"d_head: {self.d_head!r} has no kernel of its own to tune; allowed: {allowed}")
         if not isinstance(self.causal, bool):
             raise ValueError(f"causal: {self.causal!r} is not allowed; allowed: True, False")
@@ -142,7 +137,7 @@ def standard_problems(
 ) -> Iterator[TuningProblem]:
     """Every native head dimension, dtype and mask, short and long; or those of them that are asked for."""
     dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
-    d_heads = D_HEADS.get(family, ()) if d_head is None else (d_head,)
+    d_heads = family_named(family).d_heads if d_head is None else (d_head,)
     masks = (False, True) if causal is None else (causal,)
     for each in product(dtypes, d_heads, masks, (SHORT_LENGTH, LONG_LENGTH)):
         some_dtype, some_d_head, some_causal, length = each

@@ -149,9 +149,9 @@ class _Parser:
     def function(self) -> None:
         is_entry = self.next().text == ".entry"
         self.accept(".noreturn")
-        returns = self.parameter_list("") if self.peek().text == "(" else []
+        returns = self.parameter_list() if self.peek().text == "(" else []
         name = self.next().text
-        parameters = self.parameter_list(name) if self.peek().text == "(" else []
+        parameters = self.parameter_list() if self.peek().text == "(" else []
         function = Function(name, is_entry, returns, parameters)
         while self.peek().text not in ("{", ";"):
             directive = self.next().text
@@ -175,7 +175,7 @@ class _Parser:
         self.block(function)
         self.result.functions[name] = function
 
-    def parameter_list(self, function_name: str) -> list[Variable]:
+    def parameter_list(self) -> list[Variable]:
         self.expect("(")
         parameters: list[Variable] = []
         while not self.accept(")"):
