@@ -74,6 +74,9 @@ def wgmma_ptx(
         f".reg .f32 %d<{count}>, %e<{count}>;",
         "ld.param.u64 %out, [out]; ld.param.u64 %image, [image]; ld.param.u64 %pa, [a];",
         "ld.param.u64 %desc_a, [desc_a]; ld.param.u64 %desc_b, [desc_b];",
+        # Descriptors count from where shared memory begins, which is not at 0 on every GPU.
+        "mov.u32 %place, memory; shr.u32 %place, %place, 4; cvt.u64.u32 %off, %place;",
+        "add.u64 %desc_a, %desc_a, %off; add.u64 %desc_b, %desc_b, %off;",
         "mov.u32 %t, %tid.x; mul.wide.u32 %off, %t, 16; add.u64 %image, %image, %off; add.u64 %pa, %pa, %off;",
         "mov.u32 %place, memory; mad.lo.u32 %place, %t, 16, %place;",
         *copies,

@@ -108,7 +108,8 @@ def test_a_box_arrives_in_its_order_with_zeros_outside_of_the_tensor(
     shape: tuple[int, ...], start: tuple[int, ...], box: tuple[int, ...]
 ) -> None:
     array = (1 + np.arange(np.prod(shape)) % 31).astype(BF16).reshape(shape)
-    shared, stored, run = run_copy(array, start, box, stores=True)
+    stores = min(start) >= 0
+    shared, stored, run = run_copy(array, start, box, stores=stores)
     tensor = tensor_map(array, 0, box)
     expected = reference_box(array, start, tensor)
     np.testing.assert_array_equal(shared.view(BF16), expected.ravel())
@@ -118,9 +119,26 @@ def test_a_box_arrives_in_its_order_with_zeros_outside_of_the_tensor(
         slice(max(first, 0), max(first + size, 0)) for first, size in zip(start[::-1], box[::-1], strict=True)
     )
     inside[window] = True
-    np.testing.assert_array_equal(stored, np.where(inside, array, 7))
+    np.testing.assert_array_equal(stored, np.where(inside & stores, array, 7))
     moved = int(np.count_nonzero(inside)) * 2
-    assert run.counters.bytes_global_to_shared == run.counters.bytes_shared_to_global == moved
+    assert run.counters.bytes_global_to_shared == moved
+    assert run.counters.bytes_shared_to_global == moved * stores
+
+
+def test_swizzled_rows_narrower_than_the_pattern_are_refused() -> None:
+    """A Hopper GPU does not pack them: it was seen to write beyond the box's own bytes."""
+    with pytest.raises(SimulationError, match="rows of 64 bytes are narrower than the swizzle's 128") as caught:
+        run_copy(np.ones((24, 32), BF16), (0, 0), (32, 16), swizzle=Swizzle.B128)
+    assert caught.value.kind == "unsupported"
+
+
+@pytest.mark.parametrize("start", [(0, -4), (-8, 0)])
+def test_a_box_that_begins_before_the_tensor_cannot_be_stored(start: tuple[int, int]) -> None:
+    """A Hopper GPU stops with an illegal instruction."""
+    array = np.ones((24, 64), BF16)
+    with pytest.raises(SimulationError, match=r"stored at .*; only loads may begin before the tensor") as caught:
+        run_copy(array, start, (64, 16), stores=True)
+    assert caught.value.kind == "tensor-map"
 
 
 @st.composite

@@ -114,17 +114,16 @@ def test_base_offsets_are_read_alike() -> None:
 @pytest.mark.parametrize(("shape", "start", "box"), CASES)
 def test_boxes_are_copied_alike(shape: tuple[int, ...], start: tuple[int, ...], box: tuple[int, ...]) -> None:
     array = (1 + np.arange(np.prod(shape)) % 31).astype(BF16).reshape(shape)
-    real, simulated = (run_copy(array, start, box, stores=True, gpu=gpu) for gpu in (RealGPU(), None))  # type: ignore[arg-type]
+    real, simulated = (run_copy(array, start, box, stores=min(start) >= 0, gpu=gpu) for gpu in (RealGPU(), None))  # type: ignore[arg-type]
     np.testing.assert_array_equal(real[0], simulated[0])
     np.testing.assert_array_equal(real[1], simulated[1])
 
 
 @pytest.mark.parametrize("swizzle", [Swizzle.B128, Swizzle.B64, Swizzle.B32])
-@pytest.mark.parametrize("columns", ["of the span", "half of the span"])
 @pytest.mark.parametrize("offset", [0, 128])
-def test_boxes_are_swizzled_alike(swizzle: Swizzle, columns: str, offset: int) -> None:
-    """A box as wide as the swizzle span or half as wide, at the start of a pattern or 128 bytes after it."""
-    width = swizzle.value // 2 if columns == "of the span" else swizzle.value // 4
+def test_boxes_are_swizzled_alike(swizzle: Swizzle, offset: int) -> None:
+    """A box as wide as the swizzle span, at the start of a pattern or 128 bytes after it."""
+    width = swizzle.value // 2
     array = np.arange(32 * width, dtype=np.uint16).reshape(32, width).view(np.float16)
     change = ("#define OFFSET 0", f"#define OFFSET {offset}")
     real, simulated = (

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flashwright.tensor_map import Swizzle
+
 from ..access_patterns import SECTOR_BYTES
 from ..architecture import WARP_SIZE
 from ..async_hazards import CHUNK_BYTES, AsyncAccess
@@ -138,6 +140,9 @@ def _tensor_store(target: Operand, source: Operand, bind: Binder) -> Operation:
     def execute(wave: Wave) -> None:
         for (thread, address), box in zip(_per_thread(wave, get_source), get_boxes(wave), strict=True):
             _check_box(wave, thread, address, box)
+            if min(box.coordinates) < 0:
+                detail = f"a box is stored at {box.coordinates}; only loads may begin before the tensor"
+                wave.fault_thread("tensor-map", detail, thread)
             _issue_store(wave, thread, box.chunk_addresses(address), partial(box.write, wave.global_memory))
             wave.counters.count_bulk(wave, _STORED, *box.sectors())
 
@@ -178,6 +183,12 @@ def _check_box(wave: Wave, thread: int, address: int, box: TensorBox) -> None:
     if address % _TENSOR_ALIGNMENT:
         detail = f"a box in shared memory must begin at a multiple of {_TENSOR_ALIGNMENT} bytes"
         wave.fault_thread("misaligned", detail, thread, address)
+    swizzle, row_bytes = box.tensor_map.swizzle, box.tensor_map.row_bytes
+    if swizzle is not Swizzle.NONE and row_bytes < swizzle.value:
+        detail = (
+            f"rows of {row_bytes} bytes are narrower than the swizzle's {swizzle.value}: where they lie is not modelled"
+        )
+        wave.fault_thread("unsupported", detail, thread, address)
     _check_shared(wave, thread, address, box.tensor_map.box_bytes)
     outside = box.outside(wave.global_memory)
     if outside is not None:
