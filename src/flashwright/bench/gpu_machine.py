@@ -16,6 +16,8 @@ from flashwright.families import ForwardKernelConfig
 from flashwright.kernel_configs import DType
 
 ROUNDS = 7
+LAUNCHES = 20
+"""Of one implementation in a row: as in a model, long enough for the GPU's clock to settle at what its power allows."""
 HOST_REPEATS = 5
 HOST_REPEAT_MS = 10.0
 """GPU time that one repeat of a host measurement may queue, so that the grid does not take all day."""
@@ -60,7 +62,7 @@ class GPUMachine:
         failures: dict[str, str] = {}
         for name, implementation in prepared.items():
             try:
-                captured[name] = capture(implementation.run, stream, launches=None)
+                captured[name] = capture(implementation.run, stream, LAUNCHES)
             except Exception as error:  # an implementation that cannot be captured in a CUDA graph
                 failures[name] = reason(error)
         return replay_times_ms(captured, stream, rounds=ROUNDS), failures
@@ -77,7 +79,7 @@ class GPUMachine:
         n = PEAK_SIZE
         a, b = (torch.randn(n, n, dtype=torch_dtype(dtype), device=self._device) for _ in range(2))
         out = torch.empty_like(a)
-        times = gpu_times_ms({"product": partial(torch.matmul, a, b, out=out)}, launches=None)
+        times = gpu_times_ms({"product": partial(torch.matmul, a, b, out=out)}, launches=LAUNCHES)
         return 2 * n**3 / times["product"] / 1e9
 
 

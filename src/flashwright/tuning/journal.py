@@ -104,11 +104,12 @@ class SearchJournal:
             # Earlier searches of the same are superseded, whether they were finished or given up.
             same = (
                 "SELECT old.id FROM searches old JOIN searches this USING (gpu, problem, space) "
-                "WHERE this.id = ?1 AND old.id <= ?1"
+                "WHERE this.id = :search AND old.id <= :search"
             )
+            this = {"search": self._search}
             for table in ("checks", "sweeps"):
-                connection.execute(f"DELETE FROM {table} WHERE search IN ({same})", (self._search,))
-            connection.execute(f"DELETE FROM searches WHERE id < ?1 AND id IN ({same})", (self._search,))
+                connection.execute(f"DELETE FROM {table} WHERE search IN ({same})", this)
+            connection.execute(f"DELETE FROM searches WHERE id < :search AND id IN ({same})", this)
             document = json.dumps(result.to_dict())
             connection.execute("UPDATE searches SET result = ? WHERE id = ?", (document, self._search))
             return store_result(connection, result)
