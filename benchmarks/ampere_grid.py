@@ -39,13 +39,11 @@ CANDIDATES = {
         f"128, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+stride_{HIDDEN}+mma_sum+reorder+two_stages+lazy",
     ),
     256: (
+        f"64, 32, 4): {COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
+        f"64, 32, 4): {COPIES}+load_0_2_2_tiles+opt_softmax+stride_{HIDDEN}+mma_sum+reorder+two_stages+lazy",
         f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
-        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+peeled+lazy",
         f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+stride_{HIDDEN}+lazy",
-        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+peeled+stride_{HIDDEN}+lazy",
         f"64, 64, 4): {COPIES}+load_4_4_2_tiles+opt_softmax+stride_{HIDDEN}+lazy",
-        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+opt_softmax+stride_{HIDDEN}+reorder+lazy",
-        f"64, 64, 4): {COPIES}+load_2_2_2_tiles+buffer+opt_softmax+streaming+stride_{HIDDEN}+mma_sum+lazy",
     ),
 }
 

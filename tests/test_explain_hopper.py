@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from explain_cases import EAGER, HOPPER_OVERLAPPED, HOPPER_PLAIN, CommandLine, explained
+from explain_cases import EAGER, HOPPER_GUESSING, HOPPER_OVERLAPPED, HOPPER_PLAIN, CommandLine, explained
 from flashwright.architectures import architecture
 from flashwright.compiler import compile_kernel
 from flashwright.explain import hopper
@@ -21,7 +21,7 @@ from flashwright.explain.page import comparison_page, config_page
 from flashwright.explain.report import is_better, sections
 from flashwright.families import parse_config
 
-WIDE = "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy"
+WIDE = "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess"
 SM_90 = architecture("sm_90")
 
 
@@ -36,8 +36,10 @@ def test_registers_of_operands_are_those_computed_by_hand():
         "S accumulator": 64 * 128 // 128,
         "P operand": 64 * 128 // 2 // 128,
         "row max and sum": 2 * 2,
+        "guessed sums": 2,
     }
-    assert phases["softmax"].total == 64 + 64 + 32 + 4  # P is still being multiplied
+    assert phases["softmax"].total == 64 + 64 + 32 + 4 + 2  # P is still being multiplied
+    assert phases["S → P"].total == 64 + 64 + 4
     assert hopper.register_limit(parse_config(WIDE), SM_90) == 240
 
 
@@ -54,19 +56,40 @@ def test_the_register_shares_fit_the_multiprocessor():
         assert 128 * (config.n_consumers * consumer.registers + producer.registers) <= SM_90.registers_per_sm
 
 
-def test_shared_memory_map_holds_q_slots_stages_and_barriers():
+def test_shared_memory_map_holds_q_slots_stages_barriers_and_announced_tiles():
     shared = hopper.shared_map(parse_config(WIDE), SM_90)
     assert [(r.name, r.offset, r.bytes) for r in shared.regions] == [
-        ("Q 0", 0, 16384),
-        ("Q 1", 16384, 16384),
-        ("K, stage 0", 32768, 32768),
-        ("K, stage 1", 65536, 32768),
-        ("V, stage 0", 98304, 32768),
-        ("V, stage 1", 131072, 32768),
-        ("barriers", 163840, (2 + 2 + 2) * 16),
+        ("Q 0, slot 0", 0, 16384),
+        ("Q 1, slot 0", 16384, 16384),
+        ("Q 0, slot 1", 32768, 16384),
+        ("Q 1, slot 1", 49152, 16384),
+        ("K, stage 0", 65536, 32768),
+        ("K, stage 1", 98304, 32768),
+        ("V, stage 0", 131072, 32768),
+        ("V, stage 1", 163840, 32768),
+        ("barriers, tiles", 196608, (2 * 2 + 2 + 2 + 2) * 16 + 2 * 16),
     ]
+    assert shared.regions[-1].note == "10 pairs: full, empty; 2 tiles that come next"
     assert shared.total_bytes == shared.regions[-1].end
     assert all(a.end == b.offset for a, b in pairwise(shared.regions))
+
+
+def test_a_consumer_has_a_second_slot_of_q_where_there_is_room():
+    for config, slots in {
+        WIDE: 2,
+        WIDE.replace("persistent+", ""): 1,  # there is no next tile
+        "hopper (BF16, 64, 192, 64): stages_2+persistent": 1,
+        "hopper (BF16, 256, 128, 80): stages_2+persistent": 1,
+    }.items():
+        of_q = [
+            region.name for region in hopper.shared_map(parse_config(config), SM_90).regions if region.operand == "Q"
+        ]
+        assert len(of_q) == slots * parse_config(config).n_consumers
+        shapes = {shape.name: shape for shape in hopper.shapes(parse_config(config))}
+        assert shapes["Q_stages"].value == slots
+        assert ("come while this one's are read" in shapes["Q_stages"].meaning) == (slots == 2)
+        (reason,) = (b.reason for b in hopper.buffering(parse_config(config)) if b.operand == "Q")
+        assert ("the next tile's has a slot of its own" in reason) == (slots == 2)
 
 
 def test_every_knob_is_put_into_words():
@@ -79,7 +102,17 @@ def test_every_knob_is_put_into_words():
         "ping_pong",
         "persistent",
         "lazy_rescale",
+        "guesses_maxima",
     }
+
+
+def test_what_a_guess_is_and_what_its_absence_means_is_said():
+    guessed, sought = (
+        next(knob.meaning for knob in hopper.knobs(parse_config(config)) if knob.name == "guesses_maxima")
+        for config in (HOPPER_GUESSING, HOPPER_OVERLAPPED)
+    )
+    assert "relative to the maxima so far" in guessed and "computes the scores again" in guessed
+    assert "before it takes exponentials" in sought
 
 
 def test_neighbours_turn_every_knob_of_how_alone():
@@ -113,11 +146,14 @@ def test_swizzling_makes_the_eight_rows_of_a_core_matrix_lie_in_different_banks(
 # --- Compiled and simulated ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [HOPPER_PLAIN, HOPPER_OVERLAPPED])
-def test_the_kv_loop_holds_the_products_of_one_step_and_no_other_loop(config):
+@pytest.mark.parametrize(
+    ("config", "scores"), [(HOPPER_PLAIN, 1), (HOPPER_OVERLAPPED, 1), (HOPPER_GUESSING, 2)], ids=str
+)
+def test_the_kv_loop_holds_the_products_of_one_step_and_no_other_loop(config, scores):
+    """Those of the scores once more where a guess may fail."""
     facts = explained(config)
     products = [n for opcode, n in facts.loop.ptx.by_opcode.items() if opcode.startswith("wgmma.mma")]
-    assert sum(products) == 64 // 16 + 64 // 16
+    assert sum(products) == scores * 64 // 16 + 64 // 16
     assert facts.loop.serialised is False
     if facts.loop.sass is not None:
         hgmma = [n for opcode, n in facts.loop.sass.by_opcode.items() if opcode.startswith("HGMMA")]
@@ -172,8 +208,9 @@ def softmax_between_issue_and_wait(config: str) -> dict[str, bool]:
     }
 
 
-def test_with_overlap_softmax_runs_while_the_step_befores_output_is_multiplied():
-    assert softmax_between_issue_and_wait(HOPPER_OVERLAPPED) == {
+@pytest.mark.parametrize("config", [HOPPER_OVERLAPPED, HOPPER_GUESSING])
+def test_with_overlap_softmax_runs_while_the_step_befores_output_is_multiplied(config):
+    assert softmax_between_issue_and_wait(config) == {
         "S of step 2": False,
         "O of step 1": True,
         "S of step 3": False,
@@ -205,6 +242,22 @@ def test_consumers_wait_for_each_tile_and_take_turns_once_a_step():
         assert subjects(consumer, Kind.BARRIER) == {"release": 2 * 2, **turns}
 
 
+def test_a_guess_that_goes_well_saves_maxima_and_computes_no_scores_twice():
+    guessed, sought = explained(HOPPER_GUESSING), explained(HOPPER_OVERLAPPED)
+    for kind in (Kind.MMA, Kind.EXPONENTIAL):
+        lengths = [
+            sum(span.length for span in facts.timeline.spans if span.kind == kind.value) for facts in (guessed, sought)
+        ]
+        assert lengths[0] == lengths[1], kind
+    assert guessed.effects.instructions_per_step < sought.effects.instructions_per_step
+    assert not any(span.kind == Kind.SHUFFLE.value for span in guessed.timeline.spans)
+
+
+def test_votes_on_a_guess_are_told_from_turns():
+    barriers = subjects(explained(HOPPER_GUESSING).timeline, Kind.BARRIER)
+    assert barriers == {"release": 2 * 2, "turn": 2 * 2, "guess": 2}
+
+
 def test_the_producer_copies_one_k_and_one_v_a_step_into_stages_found_empty():
     producer = explained(HOPPER_OVERLAPPED).timelines[-1]
     assert subjects(producer, Kind.COPY) == {"K": 2, "V": 2}  # one panel of 64 columns each
@@ -222,9 +275,12 @@ def test_the_producer_copies_one_k_and_one_v_a_step_into_stages_found_empty():
 
 
 def test_neighbours_say_what_would_change_and_why_some_cannot_be():
-    facts = explained(HOPPER_OVERLAPPED, turning=("ping_pong", "kv_stages"))
+    facts = explained(HOPPER_GUESSING, turning=("ping_pong", "kv_stages", "lazy_rescale"))
     neighbours = {neighbour.change: neighbour for neighbour in facts.neighbours}
-    assert neighbours.keys() == {"kv_stages: 2 → 1", "kv_stages: 2 → 3", "ping_pong: on → off"}
+    assert neighbours.keys() == {
+        "kv_stages: 2 → 1", "kv_stages: 2 → 3", "ping_pong: on → off", "lazy_rescale: on → off"
+    }  # fmt: skip
+    assert "a guess is that O need not be rescaled" in neighbours["lazy_rescale: on → off"].problem
     assert "needs kv_stages of at least 2" in neighbours["kv_stages: 2 → 1"].problem
     assert neighbours["kv_stages: 2 → 3"].effects.shared_bytes == facts.effects.shared_bytes + 2 * 64 * 128 + 2 * 16
     fewer = neighbours["ping_pong: on → off"]

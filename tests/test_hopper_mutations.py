@@ -17,13 +17,14 @@ import pytest
 
 from flashwright import AttentionVariant, HopperForwardKernelConfig, Kernel, compile_kernel, parse_hopper_config
 from flashwright.hopper.source import hopper_kernel_source
+from flashwright.kernel_source import device_headers
 from flashwright.numpy_dtypes import NUMPY_DTYPES
 from flashwright.simulation import ForwardSimulation, reference_forward, relative_error, simulate_forward
 from flashwright.simulator import SimulationError
 from flashwright.simulator.ptx.parser import parse
 from flashwright.simulator.ptx.syntax import Instruction, SourceLocation
 
-CONFIG = parse_hopper_config("hopper (FP16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy")
+CONFIG = parse_hopper_config("hopper (FP16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy+guess")
 
 
 # --- The kernel, as it is and broken -----------------------------------------------------------------------------
@@ -34,9 +35,26 @@ def random(*shape: int) -> np.ndarray:
 
 
 def run_several_tiles() -> ForwardSimulation:
-    """More tiles than thread blocks, more steps than stages: every barrier goes through several phases."""
-    q, k, v = random(1, 3, 256, 64), random(1, 3, 96, 64), random(1, 3, 96, 64)
-    done = simulate_forward(CONFIG, q, k, v)
+    """More tiles for a thread block than slots of Q, more steps than stages: every barrier goes through several
+    phases."""
+    return run_right(random(1, 5, 256, 64), random(1, 5, 96, 64))
+
+
+def run_growing() -> ForwardSimulation:
+    """Few of a warpgroup's rows have maxima that grow by much, so that few threads find their guess wrong."""
+    q, k = random(1, 1, 128, 64), random(1, 1, 256, 64)
+    q[:, :, 3::64] *= 5
+    return run_right(q, k * np.linspace(4, 1, 256, dtype=k.dtype)[:, None])
+
+
+def run_ahead() -> ForwardSimulation:
+    """More stages of K than slots of Q, and tiles of one step: only Q's own barriers hold the producer back."""
+    return run_right(random(1, 5, 256, 64), random(1, 5, 32, 64), replace(CONFIG, kv_stages=3))
+
+
+def run_right(q: np.ndarray, k: np.ndarray, config: HopperForwardKernelConfig = CONFIG) -> ForwardSimulation:
+    v = random(*k.shape)
+    done = simulate_forward(config, q, k, v)
     assert relative_error(done.output, reference_forward(q, k, v)[0]) < 5e-4
     return done
 
@@ -52,7 +70,12 @@ def run_packed() -> ForwardSimulation:
     return done
 
 
-RUNS: dict[str, Callable[[], ForwardSimulation]] = {"several tiles": run_several_tiles, "packed": run_packed}
+RUNS: dict[str, Callable[[], ForwardSimulation]] = {
+    "several tiles": run_several_tiles,
+    "growing maxima": run_growing,
+    "ahead": run_ahead,
+    "packed": run_packed,
+}
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=list(RUNS))
@@ -114,6 +137,32 @@ def announcing(bytes_: int) -> Callable[[str], str]:
     return lambda instruction: re.sub(r"%r\d+;", f"{bytes_};", instruction)
 
 
+def among_lanes(instruction: str) -> str:
+    """A vote that asks no other warp."""
+    any_, said = vote_operands(instruction)
+    return f"vote.sync.any.pred {any_}, {said}, 0xffffffff;"
+
+
+def without_the_last_warp(instruction: str) -> str:
+    """A vote that a warpgroup's last warp does not go to."""
+    any_, said = vote_operands(instruction)
+    return f"""{{
+        .reg .b32 warp;
+        .reg .pred votes;
+        mov.u32 warp, %tid.x;
+        and.b32 warp, warp, 96;
+        setp.ne.u32 votes, warp, 96;
+        mov.pred {any_}, {said};
+        @votes {instruction}
+    }}"""
+
+
+def vote_operands(instruction: str) -> tuple[str, str]:
+    found = re.search(r"bar\.red\.or\.pred\s+(\w+),.*?(\w+);", instruction)
+    assert found is not None
+    return found[1], found[2]
+
+
 def no_wait(line: str, *kinds: str) -> Mutation:
     return Mutation(line, r"mbarrier\.try_wait", set(kinds), change=without_looking)
 
@@ -124,8 +173,9 @@ def no_release(line: str) -> Mutation:
 
 SYNC, ARRIVE = r"(bar|barrier)(\.cta)?\.sync", r"(bar|barrier)(\.cta)?\.arrive"
 ANNOUNCEMENT = "mbarrier_arrive_expecting(slot.full, shape::panels * rows * 128);"
-ISSUE_SCORES, ISSUE_OUTPUT = "issue_scores(S[0]", "issue_output(O[0]"
-CLEARED = "named_barrier_sync(1 + cfg::n_consumers, consumer_threads);"
+ISSUE_SCORES, ISSUE_OUTPUT = "issue_scores(scores_of<keys>()[0]", "issue_output(O[0]"
+CLEARED = "named_barrier_sync(barriers::V_cleared, consumer_threads);"
+VOTE = "named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, guess.fails)"
 # What shows first depends on who comes first: the next copy, the products that read, or the second announcement.
 OVERWRITTEN = ("race", "async-copy", "mbarrier")
 # Registers of products in flight are touched, or the tiles that they read overwritten.
@@ -133,13 +183,27 @@ UNFINISHED = {"wgmma", "race"}
 MUTATIONS = {
     "K is read before it has arrived": no_wait("K.wait_until_full(K_place.lap);", "async-copy"),
     "V is read before it has arrived": no_wait("V.wait_until_full(V_place.lap);", "async-copy"),
-    "Q is read before it has arrived": no_wait("Q().wait_until_full(Q_lap);", "async-copy"),
+    "Q is read before it has arrived": no_wait("Q().wait_until_full(Q_place.lap);", "async-copy"),
     "K is overwritten while it is read": no_wait("slot.wait_until_empty(K_place.lap);", *OVERWRITTEN),
     "V is overwritten while it is read": no_wait("slot.wait_until_empty(V_place.lap);", *OVERWRITTEN),
-    "Q is overwritten while it is read": no_wait("slot.wait_until_empty(Q_lap);", *OVERWRITTEN),
+    "Q is overwritten while it is read": replace(
+        no_wait("slot.wait_until_empty(Q_place.lap);", *OVERWRITTEN), run=run_ahead
+    ),
     "K is never released": no_release("shared.K(K_place.stage).release();"),
     "V is never released": no_release("shared.V(V_place.stage).release();"),
     "Q is never released": no_release("Q().release();"),
+    "a tile is heard of before it is announced": no_wait(
+        "slot.wait_until_full(place.lap);", "race", "uninitialised-shared"
+    ),
+    "an announcement is overwritten while it is read": no_wait("slot.wait_until_empty(place.lap);", "race"),
+    "a tile is never announced": no_release("mbarrier_arrive(slot.full);"),
+    "an announcement is never released": no_release("slot.release();"),
+    "a warp does not vote on its warpgroup's guess": Mutation(
+        VOTE, r"bar\.red", {"deadlock"}, change=without_the_last_warp
+    ),
+    "every warp decides alone whether its guess was right": Mutation(
+        VOTE, r"bar\.red", {"deadlock"}, change=among_lanes, run=run_growing
+    ),
     "scores are used before they are there": Mutation("wgmma_wait_group<1>();", r"wgmma\.wait_group", UNFINISHED),
     "O is used before it is there": Mutation(
         "wgmma_wait_group<0>();", r"wgmma\.wait_group", UNFINISHED, "finish_output();"
@@ -184,3 +248,22 @@ def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
         mutation.run()
     assert caught.value.kind in mutation.kinds, str(caught.value)
     assert caught.value.kind == "deadlock" or caught.value.source_line is not None
+
+
+def test_a_k_that_is_released_before_the_guess_is_checked_is_named(monkeypatch):
+    """If the guess fails the scores are computed again, from what the producer copies there meanwhile."""
+    kept = """exponentiate_by_guess(softmax);
+            finish_scores(step + 1 == work.range.count);"""
+    released = """shared.K(K_place.stage).release();
+            exponentiate_by_guess(softmax);
+            K_place.advance();
+            if (step + 1 == work.range.count)
+                Q().release();"""
+    headers = dict(device_headers())
+    assert kept in headers["hopper_consumer.cuh"], "has the kernel changed?"
+    headers["hopper_consumer.cuh"] = headers["hopper_consumer.cuh"].replace(kept, released)
+    monkeypatch.setattr("flashwright.hopper.source.device_headers", lambda: tuple(headers.items()))
+    run_several_tiles()  # where guesses are right
+    with pytest.raises(SimulationError) as caught:
+        run_growing()
+    assert caught.value.kind in OVERWRITTEN, str(caught.value)

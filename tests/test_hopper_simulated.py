@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -19,6 +21,7 @@ from flashwright import (
 from flashwright.hopper.config import D_HEADS
 from flashwright.simulation import (
     SIMULATED_MULTIPROCESSORS,
+    ForwardSimulation,
     random_inputs,
     reference_forward,
     relative_error,
@@ -26,9 +29,11 @@ from flashwright.simulation import (
 )
 from simulated_cases import ROUNDING, check, check_packed
 
-ALL = "stages_2+overlap+ping_pong+persistent+lazy"
+ALL = "stages_2+overlap+ping_pong+persistent+lazy+guess"
 SMALL = parse_hopper_config(f"hopper (FP16, 64, 128, 32): {ALL}")
 """The fastest way to compute, with tiles that compile and simulate in a second."""
+ALIKE = 0.01
+"""A scale that makes all scores nearly the same, so that no guess fails."""
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
 
 # config, (batch, q heads, kv heads, q rows, kv rows, head_dim), options
@@ -153,14 +158,19 @@ def test_the_simulator_is_a_device_of_run_forward():
 
 
 def test_traffic_is_what_the_tile_shapes_say():
-    """Every element of Q moves once, of K and V once per tile; O is stored once; nothing else is in shared memory."""
+    """Every element of Q moves once, of K and V once per tile; O is stored once. Nothing but announcements of tiles
+    passes through registers to shared memory: of every tile, and to every thread block that there are no more."""
     q, k, v = random_inputs(SMALL, heads=3, rows=256)
-    run = simulate_forward(SMALL, q, k, v).run
+    run = simulate_forward(SMALL, q, k, v, scale=ALIKE).run
     tiles = 3 * 256 // SMALL.B_r
     assert run.grid == (SIMULATED_MULTIPROCESSORS, 1, 1)
     assert run.counters.bytes_global_to_shared == q.nbytes + 256 // SMALL.B_r * (k.nbytes + v.nbytes)
     assert run.counters.bytes_registers_to_global == q.nbytes
-    assert run.counters.shared_accesses == 0
+    announcements = tiles + SIMULATED_MULTIPROCESSORS
+    consumer_warps, producers = 8, 1
+    assert run.counters.shared_accesses == announcements * (1 + consumer_warps + producers)
+    assert run.counters.bytes_registers_to_shared == announcements * 16
+    assert run.counters.bytes_shared_to_registers == announcements * 16 * (32 * consumer_warps + producers)
     assert run.counters.tensor_flops == 4 * tiles * SMALL.B_r * 256 * SMALL.d_head
     assert HopperTileShapes(SMALL).threads == 384
 
@@ -170,7 +180,8 @@ def test_blocks_beyond_the_window_are_not_visited():
     q, k, v = random_inputs(SMALL, heads=1, rows=256)
 
     def steps(window: Window) -> float:
-        return simulate_forward(SMALL, q, k, v, window=window).run.counters.tensor_flops / (4 * 64 * 32 * 64)
+        run = simulate_forward(SMALL, q, k, v, window=window, scale=ALIKE).run
+        return run.counters.tensor_flops / (4 * 64 * 32 * 64)
 
     assert steps(Window()) == 8 + 8 + 8 + 8
     assert steps(CAUSAL) == 2 + 4 + 6 + 8
@@ -178,18 +189,97 @@ def test_blocks_beyond_the_window_are_not_visited():
     assert steps(Window(left=1, right=0)) == 2 + 4 + 3 + 5
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["growing maxima", "shrinking maxima"])
-def test_lazy_rescaling_is_exact_however_the_maxima_move(reverse):
-    """Scores that grow by less and by more than the threshold from block to block, up to hundreds."""
+def test_along_the_diagonal_half_a_block_is_computed_where_no_row_looks_at_more():
+    """Of blocks of 128 keys, by every other warpgroup of 64 rows in its first step: half the scores, but the whole of
+    the product with V."""
+    config = replace(SMALL, B_c=128)
+    inputs = random_inputs(config, heads=1, rows=256)
+    found = simulate_forward(config, *inputs, window=CAUSAL)
+    assert relative_error(found.output, reference_forward(*inputs, window=CAUSAL)[0]) < ROUNDING[DType.FP16]
+    score_keys = 64 + 128 + (64 + 128) + 2 * 128
+    output_keys = (1 + 1 + 2 + 2) * 128
+    assert found.run.counters.tensor_flops == 2 * 64 * 64 * (score_keys + output_keys)
+
+
+# --- Maxima ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reverse", "steepness", "least", "most"),
+    [(True, 1, 3, 7), (True, 100, 7, 7), (False, 1, 0, 1), (False, 100, 0, 1)],
+    ids=["growing", "growing to where fp32 is infinite", "shrinking", "shrinking from where fp32 is infinite"],
+)
+def test_the_kernel_is_exact_however_the_maxima_move(reverse, steepness, least, most):
+    """Scores that grow by less and by more than the threshold from block to block; the last block is visited first.
+    Of the seven guesses of a warpgroup those fail that meet scores three times as large, if all differences are beyond
+    the threshold all; of shrinking scores, perhaps that on the second block, which are nearly as large as the first."""
     generator = np.random.default_rng(0)
     q, k, v = (generator.standard_normal((1, 1, 256, 64)) for _ in range(3))
-    growth = np.repeat([0.2, 1, 1.2, 3, 3.1, 10, 30, 31], 32)[:, None]
+    growth = np.repeat([0.2, 1, 1.2, 3, 3.1, 10, 30, 31], 32)[:, None] * steepness
     k = k * (growth[::-1] if reverse else growth)
     q, k, v = (x.astype(np.float16) for x in (q, k, v))
     output, lse = reference_forward(q, k, v)
     found = simulate_forward(SMALL, q, k, v, return_lse=True)
     assert relative_error(found.output, output) < ROUNDING[DType.FP16]
     np.testing.assert_allclose(found.lse, lse, atol=2e-5, rtol=1e-6)
+    assert least <= failed_guesses(found, blocks=4 * 8) / 4 <= most
+
+
+def failed_guesses(found: ForwardSimulation, blocks: int) -> float:
+    """How often a warpgroup computed its scores once more than the blocks that it looks at need."""
+    scores = 2 * 64 * SMALL.B_c * SMALL.d_head
+    return found.run.counters.tensor_flops / scores - 2 * blocks
+
+
+@pytest.mark.parametrize(
+    ("score", "failures"),
+    [(1, 0), (2, 0), (3, 1), (100, 1), (3000, 1)],
+    ids=["no jump", "bearable", "too far", "infinite in fp32", "infinite by far"],
+)
+def test_one_score_too_large_makes_its_warpgroup_compute_one_block_again(score, failures):
+    """A thread's 8 exponentials of a row are allowed a sum of 16 relative to the row's maximum so far; all but one are
+    about 1 here."""
+    q, k, v = (np.array(x) for x in random_inputs(SMALL, heads=1, rows=256))
+    q *= q.dtype.type(0.02)
+    q[..., 0] = k[..., 0] = 0
+    q[0, 0, 77, 0], k[0, 0, 45, 0] = 4 * np.sqrt(score), 2 * np.sqrt(score)
+    expected, lse = reference_forward(q, k, v)
+    found = simulate_forward(SMALL, q, k, v, return_lse=True)
+    assert relative_error(found.output, expected) < ROUNDING[DType.FP16]
+    np.testing.assert_allclose(found.lse, lse, atol=2e-5, rtol=1e-6)
+    assert failed_guesses(found, blocks=4 * 8) == failures
+
+
+@pytest.mark.parametrize(
+    ("keys", "window", "blocks", "failures"),
+    [(128 + 31, CAUSAL, 3 + 5, 2), (128, Window(left=63, right=31), 3 + 4, 1)],
+    ids=["causal, more keys than rows", "a window on both sides"],
+)
+def test_rows_that_have_seen_nothing_have_no_maximum_to_guess_by(keys, window, blocks, failures):
+    """The first row of each warpgroup looks at 32 keys, or at 96: its own begin with the first block without a mask.
+    With the window, the second warpgroup's is only the second block that it looks at, which is not guessed."""
+    q, k, v = (
+        np.array(x[:, :, :rows]) for x, rows in zip(random_inputs(SMALL, heads=1), (128, keys, keys), strict=True)
+    )
+    expected, lse = reference_forward(q, k, v, window=window)
+    found = simulate_forward(SMALL, q, k, v, window=window, return_lse=True)
+    assert relative_error(found.output, expected) < ROUNDING[DType.FP16]
+    np.testing.assert_allclose(found.lse, lse, atol=2e-5, rtol=0)
+    assert failed_guesses(found, blocks) == failures
+
+
+def test_what_is_not_a_number_or_infinite_stays_so_with_and_without_guesses():
+    q, k, v = (np.array(x) for x in random_inputs(SMALL, heads=1, rows=256))
+    q[0, 0, 3, 5], q[0, 0, 70, 6], q[0, 0, 140, 7] = np.nan, np.inf, -np.inf
+    k[0, 0, 40, 8], k[0, 0, 250, 9] = np.inf, -np.inf  # in blocks visited last but one, with a guess, and first
+    v[0, 0, 100, 10], v[0, 0, 20, 11], v[0, 0, 30, 12] = np.nan, np.inf, -np.inf
+    q[0, 0, 192:, 8:10] = 0.5  # of one sign: these rows have scores of both infinities
+    guessed, sought = (
+        simulate_forward(config, q, k, v, return_lse=True) for config in (SMALL, replace(SMALL, guesses_maxima=False))
+    )
+    np.testing.assert_allclose(guessed.output.astype(float), sought.output.astype(float), atol=1e-3)
+    np.testing.assert_allclose(guessed.lse, sought.lse, atol=2e-5)
+    assert np.isnan(guessed.output).any() and np.isinf(guessed.output).any() and np.isfinite(guessed.output).any()
 
 
 # --- All of it, when there is time -------------------------------------------------------------------------------

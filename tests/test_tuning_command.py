@@ -113,9 +113,16 @@ def test_all_enumerates_every_head_dimension_of_what_is_asked_for(run, database,
     assert code == 0
     problems = [search["problem"] for search in json.loads(out)["searches"]]
     assert [(problem["d_head"], problem["q_length"]) for problem in problems] == [
-        (d_head, length) for d_head in AMPERE.d_heads for length in (512, 8192)
+        (d_head, length) for d_head in AMPERE.d_heads for length in (512, 2048, 8192)
     ]
     assert {(problem["dtype"], problem["causal"]) for problem in problems} == {("FP16", True)}
+
+
+def test_all_can_be_asked_for_one_length(run, database, no_gpu, monkeypatch):
+    monkeypatch.setattr(tuning_candidates, "compile_many", fake_compiler())
+    code, out, _ = run("tune", "--all", "--seqlen", "2048", "--dtype", "FP16", "--causal", "--limit", "1", "--json")
+    assert code == 0
+    assert {search["problem"]["q_length"] for search in json.loads(out)["searches"]} == {2048}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ def test_all_enumerates_every_head_dimension_of_what_is_asked_for(run, database,
         (("--all", "--family", "nope"), "family: 'nope' is not known; allowed: ampere, hopper"),
         (("--limit", "0"), "limit: 0 is not allowed"),
         (("--arch", "sm_70"), "arch: 'sm_70' is not known; known: sm_80"),
-        (("--all", "--seqlen", "512"), "--seqlen: not with --all"),
+        (("--all", "--batch", "2"), "--batch: not with --all"),
         (("--all", "--d-head", "72"), "d_head: 72"),
     ],
 )
@@ -235,11 +242,11 @@ def test_all_goes_on_after_the_searches_that_were_finished(run, gpu):
     code, out, _ = run(*arguments)
     assert code == 130
     finished = out.count("fastest on")
-    assert 0 < finished < 4
+    assert 0 < finished < 6
     gpu()
     code, out, _ = run(*arguments, "--resume")
     assert code == 0
-    assert out.count("fastest on") == 4
+    assert out.count("fastest on") == 6
     assert out.count("finished before") == finished
 
 

@@ -23,6 +23,7 @@ from flashwright.attention import chosen_config
 from flashwright.defaults import (
     LENGTH_BUCKETS,
     LONG,
+    LONGEST,
     MEDIUM,
     SHORT,
     best_family,
@@ -188,9 +189,19 @@ for step in range(20):
 
 
 @pytest.mark.parametrize(
-    ("length", "bucket"), [(1, SHORT), (64, SHORT), (65, MEDIUM), (1024, MEDIUM), (1025, LONG), (2**20, LONG)]
+    ("length", "bucket"),
+    [
+        (1, SHORT),
+        (64, SHORT),
+        (65, MEDIUM),
+        (1024, MEDIUM),
+        (1025, LONG),
+        (4096, LONG),
+        (4097, LONGEST),
+        (2**20, LONGEST),
+    ],
 )
-def test_lengths_fall_into_three_buckets(length, bucket):
+def test_lengths_fall_into_four_buckets(length, bucket):
     assert length_bucket(length) == bucket
     first, _, last = bucket.partition("-")
     assert int(first) <= length <= int(last or length)
@@ -490,4 +501,4 @@ def test_shipped_files_are_read_from_the_package(tmp_path, monkeypatch):
 
 
 def test_buckets_are_named_in_the_order_of_their_lengths():
-    assert [length_bucket(length) for length in (1, 100, 10_000)] == list(LENGTH_BUCKETS)
+    assert [length_bucket(length) for length in (1, 100, 2_000, 10_000)] == list(LENGTH_BUCKETS)

@@ -1,8 +1,10 @@
-"""The tables of measurements outside of the knobs' pages: against other implementations, and of the ladder."""
+"""The tables of measurements outside of the knobs' pages: against other implementations, and of the ladders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
 
 from flashwright.bench.grid_plot import length_text
 from flashwright.bench.results import OURS, BenchResult, CellResult, label_of, mean_ratio
@@ -66,3 +68,23 @@ def _rungs(ladder: Ladder, peers: list[str]) -> Iterator[list[str]]:
             "-" if gpu is None else f"{gpu.tflops:.0f}",
             *("-" if gpu is None else f"{gpu.ratios[peer]:.3f}" for peer in peers),
         ]
+
+
+def ampere_table(document: Mapping[str, Any]) -> str:
+    """What `benchmarks/ampere_grid.py` found: TFLOP/s of the best candidate, and its ratio to FlashAttention-2."""
+    cells = document["cells"]
+    lengths = sorted({cell["length"] for cell in cells})
+    rows = [
+        [str(d_head), "causal" if causal else "full", *(f"{cell['tflops']:.0f} ({cell['ratio']:.2f})" for cell in row)]
+        for (d_head, causal), row in groupby(cells, key=lambda cell: (cell["d_head"], cell["causal"]))
+    ]
+    header = [cells[0]["dtype"], "mask", *(length_text(length) for length in lengths)]
+    smallest = min(cells, key=lambda cell: cell["ratio"])
+    environment = document["environment"]
+    versions = f"driver {environment['driver']}, PyTorch {environment['torch']}, NVRTC {environment['nvrtc']}"
+    return (
+        f"{table(header, rows, numbers_from=2)}\n\n"
+        f"{document['geometric_mean']:.3f} in the geometric mean; the smallest is {smallest['ratio']:.3f}, at d_head "
+        f"{smallest['d_head']}, {'causal' if smallest['causal'] else 'full'}, {smallest['length']:,} rows. "
+        f"{environment['gpu']}, {versions}, {str(environment['date'])[:10]}."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,8 @@ RESULTS = Path("benchmarks/results")
 FACTS, LADDER, EFFECTS, BENCH = (
     RESULTS / name for name in ("knob_facts.json", "ladder_h200.json", "knob_effects_h200.json", "bench_h200_bf16.json")
 )
+HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
+AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
 INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
 DIAGNOSING = KNOB_PAGES / "diagnosing.md"
 OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), INDEX, DIAGNOSING)
@@ -30,7 +33,15 @@ OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), INDEX, DIAGNOSING
 def read_inputs(root: Path = ROOT) -> Inputs:
     """The committed results; raises an error for a file that is missing, but for the measurements of a GPU."""
     effects = read_knob_effects(root / EFFECTS) if (root / EFFECTS).exists() else None
-    return Inputs(root, read_facts(root / FACTS), read_ladder(root / LADDER), effects, read_result(root / BENCH))
+    return Inputs(
+        root,
+        read_facts(root / FACTS),
+        read_ladder(root / LADDER),
+        effects,
+        read_result(root / BENCH),
+        read_ladder(root / HOPPER_LADDER),
+        {dtype: json.loads((root / path).read_text("utf-8")) for dtype, path in AMPERE_GRIDS.items()},
+    )
 
 
 def page_paths() -> dict[Path, str | None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from flashwright.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
 from flashwright.bench.results import BenchResult
@@ -19,7 +20,7 @@ from .blocks import Renderer
 from .kernel_facts import KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
 from .markdown import table
-from .measured import bench_table, ladder_table
+from .measured import ampere_table, bench_table, ladder_table
 
 MEASURED_BY = "PYTHONPATH=src python benchmarks/knob_effects.py benchmarks/results/knob_effects_h200.json"
 DEVICE_CODE = "src/flashwright/cuda"
@@ -55,6 +56,9 @@ class Inputs:
     effects: KnobEffects | None
     """None until they have been measured."""
     bench: BenchResult
+    hopper_ladder: Ladder
+    ampere_grids: Mapping[str, Mapping[str, Any]]
+    """By element type."""
 
 
 def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
@@ -70,6 +74,8 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "broken": lambda _: _broken(inputs.facts),
         "bench-table": lambda _: bench_table(inputs.bench),
         "ladder-table": lambda _: ladder_table(inputs.ladder),
+        "hopper-ladder-table": lambda _: ladder_table(inputs.hopper_ladder),
+        "ampere-table": lambda dtype: ampere_table(inputs.ampere_grids[dtype]),
     }
     if knob is None:
         return of_any

@@ -18,6 +18,7 @@ _WIDE_HEADS = {
 # d_head 64, 128 and 256: the fastest tried on an H200 (benchmarks/results/ampere_h200_bf16.json); the others are like
 # their neighbours, and were not timed. Two blocks of these fit 228 KiB of shared memory.
 _TWO_STAGES = _WIDE_HEADS | {
+    256: f"64, 32, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
     32: f"128, 128, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
     64: f"128, 128, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
     96: f"128, 64, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+reorder+two_stages+lazy",
@@ -54,14 +55,13 @@ def _has_much_shared_memory(gpu: str | None) -> bool:
     return gpu is not None and re.search(r"\b(H\d00|GH\d00|B\d00|GB\d00)", gpu) is not None
 
 
-SHORT, MEDIUM, LONG = LENGTH_BUCKETS = ("1-64", "65-1024", "1025-")
+_LONGEST_OF_BUCKET = {"1-64": 64, "65-1024": 1024, "1025-4096": 4096}
+SHORT, MEDIUM, LONG, LONGEST = LENGTH_BUCKETS = (*_LONGEST_OF_BUCKET, "4097-")
 """Rows of queries, and of keys, within which one config serves. Up to 64, a block of 128 would be half empty."""
 
 
 def length_bucket(length: int) -> str:
-    if length <= 64:
-        return SHORT
-    return MEDIUM if length <= 1024 else LONG
+    return next((bucket for bucket, longest in _LONGEST_OF_BUCKET.items() if length <= longest), LONGEST)
 
 
 def default_config(
@@ -106,7 +106,7 @@ def untuned_config(
 ) -> ForwardKernelConfig:
     """What is good by experience. In the Ampere family the same is best with and without a mask."""
     if family == HOPPER.name:
-        return hopper_default(dtype, d_head, causal=causal, long=q_bucket == LONG)
+        return hopper_default(dtype, d_head, causal=causal, long=q_bucket in (LONG, LONGEST))
     if q_bucket == SHORT:
         table = _FEW_ROWS_TABLE
     else:

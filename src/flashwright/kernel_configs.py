@@ -377,8 +377,9 @@ def _is_wide(d_head: int) -> bool:
 def _rejection_in_space(cfg: FlashForwardKernelConfig) -> str | None:
     """Why a config cannot be good: the filter's rules, and what does not fit."""
     reason = rejection_reason(cfg)
-    # Rule 5 says that Q fits in registers, which a wide head's does not.
-    if reason is not None and not (reason.startswith("rule 5") and _is_wide(cfg.d_head)):
+    # Rules 4 and 5 are about three resident blocks and about a Q that fits in registers beside them: a wide head's does
+    # not, and of its blocks there are two at most.
+    if reason is not None and not (reason.startswith(("rule 4", "rule 5")) and _is_wide(cfg.d_head)):
         return reason
     if (accumulators := _accumulators(cfg)) > _ACCUMULATORS_THAT_FIT:
         return f"registers: S and O take {accumulators} registers of a thread; {_ACCUMULATORS_THAT_FIT} leave room"
@@ -452,14 +453,10 @@ def get_kernel_progression(
         ("double-buffered shared→register loads", {"mma_double_buffer_loads": True}),
         ("optimised softmax", {"optimized_softmax": True}),
         ("autotuned blocks: 128 rows of Q", {"B_r": 128}),
-        ("peeled first step", {"peeled_first_step": True}),
-        ("row sums on the tensor cores", {"mma_row_sum": True}),
-        ("lazy rescaling of O", {"lazy_rescale": True}),
         ("two K/V stages in shared memory", {"two_kv_stages": True}),
-        (
-            "the assembler's order of instructions (and no peeled step, for want of registers)",
-            {"assembler_reorders": True, "peeled_first_step": False},
-        ),
+        ("lazy rescaling of O", {"lazy_rescale": True}),
+        ("row sums on the tensor cores", {"mma_row_sum": True}),
+        ("the assembler's order of instructions", {"assembler_reorders": True}),
     ]
     return climbed(base, changes)
 

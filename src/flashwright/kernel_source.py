@@ -81,7 +81,8 @@ def _constants(
 ) -> dict[str, dict[str, Constant]]:
     layout = shapes.shared_layout
     return {
-        "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
+        "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
+        | {"guesses_maxima": False},  # another family's, with which this one shares its softmax
         "variant": variant_constants(variant),
         "layout": {
             "row_bytes": layout.row_bytes,

@@ -24,7 +24,7 @@ from flashwright.reference import attention_reference  # noqa: E402
 REPEATS = 10_000
 LONGEST_SECONDS = 120
 CAUSAL = Window(right=0)
-ALL = "stages_2+overlap+ping_pong+persistent+lazy"
+ALL = "stages_2+overlap+ping_pong+persistent+lazy+guess"
 ERROR = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
 GUARD = 7.0
 
@@ -77,7 +77,12 @@ def assert_right(out: Any, q: Any, k: Any, v: Any, **options: Any) -> None:
 REPEATED = {
     "full": (f"(BF16, 128, 128, 128): {ALL}", (1024, 1024), {}),
     "causal": (f"(BF16, 128, 128, 128): {ALL}", (1000, 1000), {"window": CAUSAL}),
-    "without turns": ("(BF16, 128, 128, 128): stages_2+overlap+persistent+lazy", (1000, 1000), {"window": CAUSAL}),
+    "without turns": (
+        "(BF16, 128, 128, 128): stages_2+overlap+persistent+lazy+guess",
+        (1000, 1000),
+        {"window": CAUSAL},
+    ),
+    "without guesses": ("(BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy", (1024, 1024), {}),
     "three consumers": (f"(FP16, 64, 192, 128): {ALL}", (777, 1111), {"window": CAUSAL}),
     "three stages": ("(BF16, 64, 128, 128): stages_3+overlap+ping_pong+persistent+lazy", (900, 900), {}),
     "wide heads, a window": (f"(BF16, 256, 128, 64): {ALL}", (513, 700), {"window": Window(left=100, right=50)}),
@@ -145,6 +150,24 @@ def test_kernels_on_two_streams_do_not_disturb_each_other():
         torch.cuda.current_stream().wait_stream(stream)
     finish()
     assert [count.item() for count in differences] == [0, 0]
+
+
+# --- Guesses -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["(BF16, 128, 128, 128)", "(FP16, 64, 192, 128)", "(BF16, 256, 128, 64)"])
+@pytest.mark.parametrize("largest", [0.1, 3.0, 300.0])
+@pytest.mark.parametrize("growing", [False, True], ids=["shrinking", "growing"])
+@pytest.mark.parametrize("window", [Window(), CAUSAL], ids=["full", "causal"])
+def test_maxima_that_outgrow_the_guess_are_found(text, largest, growing, window):
+    """Keys that grow from block to block, up to where exponentials relative to the last maximum are infinite."""
+    config = parse_hopper_config(f"hopper {text}: {ALL}")
+    q, k, v = some(config, 1000, 1500)
+    growth = torch.logspace(-1, math.log10(largest), 1500, device="cuda")
+    k = (k * (growth if not growing else growth.flip(0))[:, None]).to(k.dtype)  # the last keys are visited first
+    out = torch.full_like(q, math.nan)
+    run_forward(config, q, k, v, out=out, window=window)
+    assert_right(out, q, k, v, window=window)
 
 
 # --- Memory ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from flashwright import tuning
 from flashwright.attention import attention, chosen_config
+from flashwright.defaults import best_family, length_bucket
 from flashwright.kernel_configs import parse_kernel_name_into_config
 from flashwright.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.tuning.database import TuningDatabase
@@ -39,7 +40,8 @@ def test_attention_uses_the_winner(tmp_path, monkeypatch):
     import torch
 
     monkeypatch.setenv(CACHE_DIRECTORY_VARIABLE, str(tmp_path))
-    problem = problem_of(d_head=64, dtype="FP16", q_length=300, batch=2, heads=2)
+    family = best_family(torch.cuda.get_device_name(), length_bucket(300))
+    problem = problem_of(family=family, d_head=64, dtype="FP16", q_length=300, batch=2, heads=2)
     q, k, v = (torch.randn(2, 2, 300, 64, dtype=torch.float16, device="cuda") for _ in range(3))
     before = attention(q, k, v)
     report = tune(problem, this_machine(), TuningDatabase(), limit=3, progress=False)

@@ -20,7 +20,7 @@ from flashwright.kernel_configs import DType
 from flashwright.tuning.database import TuningDatabase
 from flashwright.tuning.lookup import shipped_results
 from flashwright.tuning.measure import this_machine
-from flashwright.tuning.problem import LONG_LENGTH, problem_of, standard_problems
+from flashwright.tuning.problem import STANDARD_LENGTHS, problem_of, standard_problems
 from flashwright.tuning.results import TunedResult, TuningFileError, from_document, to_document
 from flashwright.tuning.tuner import TuningReport, tune
 
@@ -48,7 +48,7 @@ def tune_command(
     ] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Every head dimension, dtype and mask (or those given), 512 and 8192 rows."),
+        typer.Option("--all", help="Every head dimension, dtype, mask and length (512, 2048, 8192), or those given."),
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Try only the promising part of the space.")] = False,
     limit: Annotated[int | None, typer.Option(help="Try at most so many configs, the promising first.")] = None,
@@ -60,18 +60,18 @@ def tune_command(
 
     Every config that the rules keep is compiled; what spills is dropped, the rest checked against float64 and timed by
     successive halving. Results are kept per GPU model, head dimension, dtype, mask, and rows of queries and of keys:
-    up to 64, up to 1024, or more.
+    up to 64, up to 1024, up to 4096, or more.
     """
     if context.invoked_subcommand is not None:
         return
     machine, database = this_machine(), TuningDatabase()
     if family is None:
-        family = best_family(None if machine is None else machine.name, length_bucket(seqlen or LONG_LENGTH))
+        family = best_family(None if machine is None else machine.name, length_bucket(seqlen or STANDARD_LENGTHS[-1]))
     if everything:
-        for name, value in {"seqlen": seqlen, "kv-seqlen": kv_seqlen, "batch": batch, "heads": heads}.items():
+        for name, value in {"kv-seqlen": kv_seqlen, "batch": batch, "heads": heads}.items():
             if value is not None:
                 raise ValueError(f"--{name}: not with --all, which has sizes of its own")
-        problems = list(standard_problems(dtype=dtype, d_head=d_head, causal=causal, family=family))
+        problems = list(standard_problems(dtype=dtype, d_head=d_head, causal=causal, length=seqlen, family=family))
     else:
         given = {"dtype": dtype, "d_head": d_head, "causal": causal, "q_length": seqlen, "kv_length": kv_seqlen}
         given |= {"batch": batch, "heads": heads}

@@ -1,12 +1,12 @@
 // The consumers of the Hopper kernel: products, softmax, and what comes of them.
 #pragma once
-#include "hopper_pipeline.cuh"
+#include "hopper_scheduler.cuh"
 #include "mask.cuh"
 #include "register_store.cuh"
 #include "softmax.cuh"
 #include "wgmma_products.cuh"
 
-// Issues S = QKᵀ for 64 rows of Q.
+// Issues S = QKᵀ for 64 rows of Q and as many keys as S has columns.
 template <int column_tiles>
 DEVICE void issue_scores(float (&S)[column_tiles][4], uint32 Q, uint32 K) {
     const uint64 a = operand_descriptor(Q, OperandLayout::summed_over_columns());
@@ -15,8 +15,12 @@ DEVICE void issue_scores(float (&S)[column_tiles][4], uint32 Q, uint32 K) {
 #pragma unroll
     for (int k = 0; k < cfg::d_head / 16; ++k) {
         const int panel = k / 4, offset = k % 4 * 32; // 16 columns are 32 bytes of a panel's row
-        wgmma_AB_shared(S, a + ((panel * warpgroup_rows * 128 + offset) >> 4),
-                        b + ((panel * cfg::B_c * 128 + offset) >> 4), k > 0);
+        const uint64 a_k = a + ((panel * warpgroup_rows * 128 + offset) >> 4);
+        const uint64 b_k = b + ((panel * cfg::B_c * 128 + offset) >> 4);
+        if (k == 0)
+            wgmma_AB_shared(S, a_k, b_k);
+        else
+            wgmma_AB_shared_more(S, a_k, b_k);
     }
     wgmma_commit_group();
 }
@@ -41,13 +45,14 @@ DEVICE void clear_rows_beyond(uint32 V, int rows) {
         store_shared_16B(V + vector / 8 * (cfg::B_c * 128) + row * 128 + vector % 8 * 16, Vector16B{});
     }
     fence_async_proxy();
-    named_barrier_sync(1 + cfg::n_consumers, consumer_threads);
+    named_barrier_sync(barriers::V_cleared, consumer_threads);
 }
 
 // What a warpgroup's rows may look at, by steps: KV blocks are visited from the last to the first. Before `begin`, at
 // nothing; up to `right_end`, and from `left_begin` on, not at all keys.
 struct WarpgroupSteps {
     int begin, right_end, left_begin;
+    bool begins_with_half; // of a block, or less
 
     DEVICE WarpgroupSteps(const TileWork &work, int row) {
         const int rows = min(warpgroup_rows, work.sequence.q_length - row); // none or fewer beyond the sequence's end
@@ -58,6 +63,7 @@ struct WarpgroupSteps {
         begin = blocks_end - (last_row_keys + cfg::B_c - 1) / cfg::B_c;
         right_end = blocks_end - first_row_keys / cfg::B_c;
         left_begin = blocks_end - (last_row_first_key + cfg::B_c - 1) / cfg::B_c;
+        begins_with_half = last_row_keys - (blocks_end - begin - 1) * cfg::B_c <= shape::half_block;
         begin = min(begin, work.range.count);
         right_end = min(right_end, work.range.count);
     }
@@ -67,19 +73,20 @@ struct WarpgroupSteps {
 struct Consumer {
     const HopperArguments &args;
     const SharedMemory &shared;
-    const int warpgroup = threadIdx.x / warpgroup_threads;
+    const int warpgroup = uniform(threadIdx.x / warpgroup_threads);
     const int row_in_tile = threadIdx.x / 32 * 16; // of the warp's first row
     const Turns turns{warpgroup};
-    RingPlace K_place, V_place;
-    uint32 Q_lap = 0;
+    QPlace Q_place;
+    KVPlace K_place, V_place;
 
     float S[1][cfg::B_c / 8][4];
     uint32 P[cfg::B_c / 16][4];
     float O[1][cfg::d_head / 8][4];
 
     DEVICE void run() {
-        for (TileSequence tiles(args.schedule); !tiles.ended(); tiles.advance()) {
-            const TileWork work(args.forward, tiles.tile());
+        AnnouncedTiles tiles{shared};
+        for (Tile tile = tiles.next(); !tile.is_none(); tile = tiles.next()) {
+            const TileWork work(args.forward, tile);
             if (work.exists())
                 compute(work);
         }
@@ -87,17 +94,20 @@ struct Consumer {
 
     // --- Parts of a step ---
 
-    DEVICE Slot Q() const { return shared.Q(warpgroup); }
+    DEVICE Slot Q() const { return shared.Q(Q_place.stage, warpgroup); }
 
-    // Waits for K and issues the scores.
-    DEVICE void start_scores() {
+    // Waits for K and issues the scores of a block's first keys.
+    template <int keys = cfg::B_c> DEVICE void start_scores() {
         const Slot K = shared.K(K_place.stage);
         K.wait_until_full(K_place.lap);
-        issue_scores(S[0], Q().data, K.data);
+        issue_scores(scores_of<keys>()[0], Q().data, K.data);
+    }
+    template <int keys> DEVICE auto scores_of() -> float (&)[1][keys / 8][4] {
+        return reinterpret_cast<float (&)[1][keys / 8][4]>(S);
     }
     // When the scores are there: K, and after its last use Q, may be overwritten.
-    DEVICE void finish_scores(bool last) {
-        pin_registers(S[0]);
+    template <int keys = cfg::B_c> DEVICE void finish_scores(bool last) {
+        pin_registers(scores_of<keys>()[0]);
         shared.K(K_place.stage).release();
         K_place.advance();
         if (last)
@@ -121,18 +131,22 @@ struct Consumer {
             for (int i = 0; i < 4; ++i)
                 O[0][n][i] = 0;
     }
-    DEVICE void round_scores() {
+    template <int keys = cfg::B_c> DEVICE void round_scores() {
 #pragma unroll
         for (int n = 0; n < cfg::B_c / 8; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                P[n / 2][n % 2 * 2 + half] = pack_16bit<cfg::dtype>(S[0][n][2 * half], S[0][n][2 * half + 1]);
+                P[n / 2][n % 2 * 2 + half] =
+                    8 * n < keys ? pack_16bit<cfg::dtype>(S[0][n][2 * half], S[0][n][2 * half + 1]) : 0;
     }
-    template <bool masked> DEVICE void cap_and_mask(const TileWork &work, int step) {
+    template <int keys = cfg::B_c> DEVICE void cap() {
         if constexpr (variant::softcaps)
-            cap_scores(S, args.forward.capping_scale);
+            cap_scores(scores_of<keys>(), args.forward.capping_scale);
+    }
+    template <bool masked, int keys = cfg::B_c> DEVICE void cap_and_mask(const TileWork &work, int step) {
+        cap<keys>();
         if constexpr (masked)
-            apply_mask(S, work.window, work.q_row + row_in_tile, work.range.first_row(step));
+            apply_mask(scores_of<keys>(), work.window, work.q_row + row_in_tile, work.range.first_row(step));
     }
     // Step 0 visits the last keys: of a packed sequence, perhaps with the next one's rows behind them.
     DEVICE void clear_tail(const TileWork &work, int step) {
@@ -151,8 +165,7 @@ struct Consumer {
         clear_output();
         if (work.range.count > 0) { // only a mask can leave a tile with no keys at all
             const WarpgroupSteps steps(work, work.q_row + warpgroup * warpgroup_rows);
-            Q().wait_until_full(Q_lap);
-            Q_lap ^= 1;
+            Q().wait_until_full(Q_place.lap);
             if constexpr (some_steps_are_idle)
                 for (int step = 0; step < steps.begin; ++step)
                     skip_step(work, step);
@@ -162,6 +175,7 @@ struct Consumer {
                 else
                     compute_in_sequence(work, steps, softmax);
             }
+            Q_place.advance();
         }
         softmax.normalize(O);
         store(work, softmax);
@@ -204,21 +218,30 @@ struct Consumer {
         finish_output();
     }
 
+    // Along the diagonal every other warpgroup looks at the first half of its first block only.
+    static constexpr bool halves_first_block = variant::masks_right && shape::halves_first_block;
+
     // Each step's softmax runs while the product O += PV of the step before does.
     DEVICE void compute_overlapped(const TileWork &work, const WarpgroupSteps &steps, OnlineSoftmax<1> &softmax) {
-        const int step = first_step(steps);
-        turns.wait();
-        start_scores();
-        turns.pass();
-        wgmma_wait_group<0>();
-        finish_scores(step + 1 == work.range.count);
-        cap_and_mask<any_mask>(work, step);
-        softmax.step<true>(S);
-        round_scores();
-        clear_tail(work, step);
+        if (halves_first_block && steps.begins_with_half)
+            first_step_overlapped<shape::half_block>(work, softmax, first_step(steps));
+        else
+            first_step_overlapped<cfg::B_c>(work, softmax, first_step(steps));
+        clear_tail(work, first_step(steps));
         further_steps(work, steps, softmax);
         start_output();
         finish_output();
+    }
+
+    template <int keys> DEVICE void first_step_overlapped(const TileWork &work, OnlineSoftmax<1> &softmax, int step) {
+        turns.wait();
+        start_scores<keys>();
+        turns.pass();
+        wgmma_wait_group<0>();
+        finish_scores<keys>(step + 1 == work.range.count);
+        cap_and_mask<any_mask, keys>(work, step);
+        softmax.step<true>(scores_of<keys>());
+        round_scores<keys>();
     }
 
     template <bool masked>
@@ -228,12 +251,36 @@ struct Consumer {
         start_output();
         turns.pass();
         wgmma_wait_group<1>();
-        finish_scores(step + 1 == work.range.count);
-        cap_and_mask<masked>(work, step);
-        const Shrinkage<1> shrinkage = softmax.step<false>(S);
-        finish_output();
-        softmax.apply(shrinkage, O);
+        if constexpr (cfg::guesses_maxima && !masked) {
+            exponentiate_by_guess(softmax);
+            finish_scores(step + 1 == work.range.count);
+            finish_output();
+        } else {
+            finish_scores(step + 1 == work.range.count);
+            cap_and_mask<masked>(work, step);
+            const Shrinkage<1> shrinkage = softmax.step<false>(S);
+            finish_output();
+            softmax.apply(shrinkage, O);
+        }
         round_scores();
+    }
+
+    // Without maxima; and again, with them, if that fails for any row of the warpgroup: K is kept until then.
+    DEVICE void exponentiate_by_guess(OnlineSoftmax<1> &softmax) {
+        pin_registers(S[0]);
+        cap();
+        const Guess<1> guess = softmax.guess(S);
+        if (named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, guess.fails)) {
+            wgmma_wait_group<0>();
+            pin_registers(O[0]);
+            start_scores();
+            wgmma_wait_group<0>();
+            pin_registers(S[0]);
+            cap();
+            softmax.step<false>(S, O);
+        } else {
+            softmax.accept(guess);
+        }
     }
 
     template <bool masked> DEVICE void further_step(const TileWork &work, OnlineSoftmax<1> &softmax, int step) {
@@ -245,12 +292,14 @@ struct Consumer {
 
     static constexpr bool any_mask = variant::masks_left || variant::masks_right || variant::ragged_kv;
 
-    // All steps but the first; masks are only in the code of those that need one.
+    // All steps but the first; masks are only in the code of those that need one. Along the diagonal rows have seen too
+    // few keys for a guess, so that one step more looks for maxima.
     DEVICE void further_steps(const TileWork &work, const WarpgroupSteps &steps, OnlineSoftmax<1> &softmax) {
         int step = first_step(steps) + 1;
         if constexpr (variant::masks_right) {
+            const int end = cfg::guesses_maxima ? min(max(steps.right_end, step + 1), work.range.count) : steps.right_end;
 #pragma unroll 1
-            for (; step < steps.right_end; ++step)
+            for (; step < end; ++step)
                 further_step<true>(work, softmax, step);
         }
         const int end = variant::masks_left ? steps.left_begin : work.range.count;

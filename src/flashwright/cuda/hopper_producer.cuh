@@ -1,6 +1,6 @@
 // The producer of the Hopper kernel: one thread that tells the copy engine what to bring, and when.
 #pragma once
-#include "hopper_pipeline.cuh"
+#include "hopper_scheduler.cuh"
 
 // Starts the copy of `rows` rows, in panels of 64 columns.
 template <int rows>
@@ -13,10 +13,11 @@ DEVICE void fill(const Slot &slot, const TensorMap &map, int row, int head, int 
 
 // One thread: copies everything that the consumers read, in the order in which they read it.
 DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
-    RingPlace K_place, V_place;
-    uint32 Q_lap = 0;
-    for (TileSequence tiles(args.schedule); !tiles.ended(); tiles.advance()) {
-        const TileWork work(args.forward, tiles.tile());
+    QPlace Q_place;
+    KVPlace K_place, V_place;
+    AnnouncedTiles tiles{shared};
+    for (Tile tile = tiles.next(); !tile.is_none(); tile = tiles.next()) {
+        const TileWork work(args.forward, tile);
         if (!work.exists() || work.range.count <= 0)
             continue;
         const int head = work.tile.head;
@@ -25,8 +26,8 @@ DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
         const int q_start = work.sequence.q_start + work.q_row, kv_start = work.sequence.kv_start;
 
         const auto fill_Q = [&](int warpgroup) {
-            const Slot slot = shared.Q(warpgroup);
-            slot.wait_until_empty(Q_lap);
+            const Slot slot = shared.Q(Q_place.stage, warpgroup);
+            slot.wait_until_empty(Q_place.lap);
             fill<warpgroup_rows>(slot, args.Q, q_start + warpgroup * warpgroup_rows, head, batch);
         };
         const auto fill_K = [&](int step) {
@@ -42,9 +43,9 @@ DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
             V_place.advance();
         };
 
-        fill_Q(0);
+        // K first: its stage may be free while the consumers still read the last tile's Q.
         fill_K(0);
-        for (int warpgroup = 1; warpgroup < cfg::n_consumers; ++warpgroup)
+        for (int warpgroup = 0; warpgroup < cfg::n_consumers; ++warpgroup)
             fill_Q(warpgroup);
 #pragma unroll 1
         for (int step = 1; step < work.range.count; ++step) {
@@ -55,6 +56,6 @@ DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
                 fill_V(step - 1);
         }
         fill_V(work.range.count - 1);
-        Q_lap ^= 1;
+        Q_place.advance();
     }
 }

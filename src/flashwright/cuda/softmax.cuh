@@ -18,10 +18,20 @@ constexpr bool mma_row_sum = cfg::mma_row_sum && !variant::returns_lse;
 // the lanes when all are found, and exponentials added two tiles after they were asked for.
 constexpr bool spreads_chains = shape::spreads_chains;
 
+// Rescaling only when rows have outgrown their maxima. Where maxima are guessed, the steps that look for them are few, and
+// are to leave none out.
+constexpr bool lazy_rescale = cfg::lazy_rescale && !cfg::guesses_maxima;
+
 // What O has to be multiplied by since row maxima have grown; with lazy rescaling, in few steps.
 template <int row_tiles> struct Shrinkage {
     bool needed;
     float factor[row_tiles][2];
+};
+
+// Sums of exponentials that count only if what they are relative to may stay.
+template <int row_tiles> struct Guess {
+    bool fails = false;
+    float sum[row_tiles][2] = {};
 };
 
 // Per row: the maximum score so far, and the sum of the exponentials relative to it. A thread has two rows of each
@@ -48,7 +58,7 @@ template <int row_tiles> struct OnlineSoftmax {
         float maximum[row_tiles][2];
         find_maxima<first>(S, maximum);
         if constexpr (!first) {
-            if (!cfg::lazy_rescale || any_outgrown(maximum))
+            if (must_grow(maximum))
                 rescale(maximum, O);
         }
         exponentiate(S);
@@ -61,7 +71,7 @@ template <int row_tiles> struct OnlineSoftmax {
         find_maxima<first>(S, maximum);
         Shrinkage<row_tiles> shrinkage{};
         if constexpr (!first) {
-            shrinkage.needed = !cfg::lazy_rescale || any_outgrown(maximum);
+            shrinkage.needed = must_grow(maximum);
             if (shrinkage.needed)
 #pragma unroll
                 for (int m = 0; m < row_tiles; ++m)
@@ -81,6 +91,29 @@ template <int row_tiles> struct OnlineSoftmax {
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     scale_row(O[m], half, shrinkage.factor[m][half]);
+    }
+
+    // Turns the scores into exponentials relative to the maxima so far, before anybody has looked for larger ones. None
+    // would exceed 1 if there were none; a sum of twice as much as that allows tells that it is time to look.
+    template <int S_column_tiles> DEVICE Guess<row_tiles> guess(float (&S)[row_tiles][S_column_tiles][4]) const {
+        constexpr float limit = 2 * (2 * S_column_tiles);
+        Guess<row_tiles> guess;
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float maximum = row_max[m][half];
+                exponentiate_row(S[m], half, finite(maximum), guess.sum[m][half]);
+                guess.fails |= guess.sum[m][half] > limit || (rows_may_be_empty && maximum == negative_infinity);
+            }
+        return guess;
+    }
+    DEVICE void accept(const Guess<row_tiles> &guess) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                row_sum[m][2 * half] += guess.sum[m][half];
     }
 
     // Adds the rows of P to the sums on the tensor cores, as P times a matrix of ones.
@@ -125,7 +158,18 @@ template <int row_tiles> struct OnlineSoftmax {
         return rows_may_be_empty && maximum == negative_infinity ? 0 : maximum;
     }
 
-    // Whether any row of the warp has a score so far above what its exponentials are relative to that they might
+    // Whether O has to be rescaled to the new maxima of the warp's rows: always; or, if lazy, only when one has outgrown
+    // the old. Few do, so that lanes are asked for the rest of a row only then.
+    DEVICE bool must_grow(float (&maximum)[row_tiles][2]) const {
+        if constexpr (!lazy_rescale)
+            return true;
+        const bool outgrown = __any_sync(0xffffffff, any_outgrown(maximum));
+        if (outgrown)
+            reduce_over_lanes(maximum);
+        return outgrown;
+    }
+
+    // Whether any of a thread's scores is so far above what its row's exponentials are relative to that they might
     // overflow 16 bits. Until then the old reference serves as well: the final division cancels it.
     DEVICE bool any_outgrown(const float (&maximum)[row_tiles][2]) const {
         constexpr float most = cfg::optimized_softmax ? 8 : 8 * ln_2; // exponentials up to 2^8
@@ -136,7 +180,7 @@ template <int row_tiles> struct OnlineSoftmax {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 outgrown |= (maximum[m][half] - row_max[m][half]) * unit > most;
-        return __any_sync(0xffffffff, outgrown);
+        return outgrown;
     }
 
     template <int O_column_tiles>
@@ -157,25 +201,34 @@ template <int row_tiles> struct OnlineSoftmax {
         return shrink;
     }
 
+    // Of whole rows; or, if lazy, of a thread's scores, which may well be enough.
     template <bool first, int column_tiles>
     DEVICE void find_maxima(float (&S)[row_tiles][column_tiles][4], float (&maximum)[row_tiles][2]) {
+        constexpr bool of_whole_rows = first || !lazy_rescale;
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 maximum[m][half] = scaled_maximum(S[m], half);
-                if constexpr (!spreads_chains)
+                if constexpr (of_whole_rows && !spreads_chains)
                     maximum[m][half] = quad_max(maximum[m][half]);
             }
+        if constexpr (of_whole_rows && spreads_chains)
+            reduce_over_lanes(maximum);
+        if constexpr (first)
+#pragma unroll
+            for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    row_max[m][half] = maximum[m][half];
+    }
+
+    static DEVICE void reduce_over_lanes(float (&maximum)[row_tiles][2]) {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if constexpr (spreads_chains)
-                    maximum[m][half] = quad_max(maximum[m][half]);
-                if constexpr (first)
-                    row_max[m][half] = maximum[m][half];
-            }
+            for (int half = 0; half < 2; ++half)
+                maximum[m][half] = quad_max(maximum[m][half]);
     }
 
     // The maximum of a thread's scores of a row; without the optimised softmax, scales them on the way.

@@ -2,12 +2,19 @@
 #pragma once
 #include "sequence.cuh"
 
+// Tiles are dealt by a rule in so many rounds; what remains is in lists, one for each thread block. `schedule.py` packs
+// the same struct.
 struct Schedule {
     int q_blocks, heads, batches;
+    int rounds;
+    uint16 list_starts[shape::listed_blocks + 1], listed_tiles[shape::listed_tiles];
 };
 
 struct Tile {
     int q_block, head, batch;
+
+    static DEVICE Tile none() { return {-1, 0, 0}; }
+    DEVICE bool is_none() const { return q_block < 0; }
 };
 
 // The tiles of one thread block, one after the other. With a causal mask the last blocks of rows are the longest: these
@@ -17,32 +24,48 @@ struct TileSequence {
     static constexpr bool in_pairs = cfg::persistent && variant::masks_right;
 
     const Schedule &schedule;
-    int round_start = 0, place_in_round = blockIdx.x;
+    int round = 0, place_in_round = blockIdx.x;
     bool second = false; // of a pair
+    int listed = 0;      // where in the lists
 
-    DEVICE explicit TileSequence(const Schedule &schedule) : schedule(schedule) {}
+    DEVICE explicit TileSequence(const Schedule &schedule) : schedule(schedule) { begin_list_if_due(); }
 
-    DEVICE bool ended() const { return index() >= per_head() * schedule.heads * schedule.batches; }
+    DEVICE bool ended() const {
+        return in_list() ? listed == schedule.list_starts[blockIdx.x + 1]
+                         : index() >= per_head() * schedule.heads * schedule.batches;
+    }
     DEVICE void advance() {
-        if (in_pairs && !second && place() < schedule.q_blocks / 2) { // the middle one of an odd number is alone
+        if (in_list()) {
+            ++listed;
+        } else if (in_pairs && !second && place() < schedule.q_blocks / 2) { // the middle one of an odd number is alone
             second = true;
         } else {
             second = false;
-            round_start += gridDim.x;
             // Another place in every round, lest one thread block is dealt all those that are alone.
             if (++place_in_round == gridDim.x)
                 place_in_round = 0;
+            ++round;
+            begin_list_if_due();
         }
     }
     DEVICE Tile tile() const {
         const int head = index() / per_head();
-        const int q_block = second || !variant::masks_right ? place() : schedule.q_blocks - 1 - place();
+        const bool from_start = !variant::masks_right || (in_list() ? schedule.listed_tiles[listed] % 2 : second);
+        const int q_block = from_start ? place() : schedule.q_blocks - 1 - place();
         return {q_block, head % schedule.heads, head / schedule.heads};
     }
 
   private:
+    DEVICE bool in_list() const { return in_pairs && round == schedule.rounds; }
+    DEVICE void begin_list_if_due() {
+        if (in_list())
+            listed = schedule.list_starts[blockIdx.x];
+    }
     DEVICE int per_head() const { return in_pairs ? (schedule.q_blocks + 1) / 2 : schedule.q_blocks; }
-    DEVICE int index() const { return round_start + place_in_round; } // of the tile, or of the pair
+    // Of the tile, or of the pair; a list counts from the first pair that was not dealt in rounds.
+    DEVICE int index() const {
+        return round * gridDim.x + (in_list() ? schedule.listed_tiles[listed] / 2 : place_in_round);
+    }
     DEVICE int place() const { return index() % per_head(); }
 };
 

@@ -1,6 +1,7 @@
 // Short names for the types that device code is written in. No toolkit header is included anywhere.
 #pragma once
 
+using uint16 = unsigned short;
 using uint32 = unsigned int;
 using int64 = long long;
 using uint64 = unsigned long long;

@@ -30,6 +30,8 @@ from flashwright.hopper.config import (
 from flashwright.hopper.shapes import (
     BARRIER_PAIR_BYTES,
     PANEL_COLUMNS,
+    TILE_BYTES,
+    TILE_STAGES,
     WARPGROUP_THREADS,
     HopperTileShapes,
 )
@@ -54,8 +56,14 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "one thread block per tile of Q; each starts with nothing in shared memory",
     ),
     "lazy_rescale": (
-        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential",
-        "O is rescaled in every step",
+        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential; only then "
+        "do lanes exchange maxima",
+        "lanes exchange maxima and O is rescaled in every step",
+    ),
+    "guesses_maxima": (
+        "in steps without a mask exponentials are taken relative to the maxima so far, and no maximum is looked for; "
+        "if their sums show that one has grown too far, the warpgroup computes the scores again, and then looks",
+        "every step looks for its largest scores before it takes exponentials",
     ),
 }
 _SIZES = ("B_r", "B_c", "kv_stages")
@@ -76,7 +84,7 @@ def _knob(config: HopperForwardKernelConfig, name: str) -> Knob:
     meanings = {
         "dtype": "element type of Q, K, V and O; softmax and sums are fp32",
         "d_head": "columns of Q, K, V and O",
-        "B_r": f"rows of Q and O per tile: {warpgroups} of {WARPGROUP_ROWS}; one more warpgroup copies",
+        "B_r": f"rows of Q and O per tile: {warpgroups} of {WARPGROUP_ROWS}; one more warpgroup copies and schedules",
         "B_c": "rows of K and V per step of the loop, and columns of S in one wgmma",
         "kv_stages": "K and V blocks in shared memory: the producer may be so far ahead"
         if value > 1
@@ -89,16 +97,25 @@ def shapes(config: HopperForwardKernelConfig) -> tuple[Shape, ...]:
     """The derived sizes, by the names the kernel uses."""
     derived = HopperTileShapes(config)
     return (
-        Shape("threads", derived.threads, "threads per block: the consumers' and one producer warpgroup's"),
+        Shape(
+            "threads", derived.threads, "threads per block: the consumers', and a warpgroup's that copies and schedules"
+        ),
         Shape("n_consumers", config.n_consumers, f"warpgroups that compute {WARPGROUP_ROWS} rows each"),
         Shape("panels", derived.panels, f"stretches of {PANEL_COLUMNS} columns in which a tile lies in shared memory"),
         Shape("QK_k_steps", config.d_head // 16, f"wgmma of m64n{config.B_c}k16 in S = QKᵀ, 16 columns deep each"),
         Shape("PV_k_steps", config.B_c // 16, f"wgmma of m64n{config.d_head}k16 in O += PV, 16 keys deep each"),
+        Shape("Q_stages", derived.Q_stages, _Q_stages_meaning(derived)),
         Shape("Q_bytes", derived.Q_bytes, "of one consumer warpgroup's rows of Q in shared memory"),
         Shape("KV_bytes", derived.KV_bytes, "of one K or V block: what its barrier counts until it is full"),
         Shape("consumer_registers", derived.consumer_registers, "per consumer thread, after setmaxnreg.inc"),
         Shape("producer_registers", derived.producer_registers, "per producer thread, after setmaxnreg.dec"),
     )
+
+
+def _Q_stages_meaning(derived: HopperTileShapes) -> str:
+    if derived.Q_stages == 1:
+        return "slot of Q for each consumer: the next tile's rows come when this one's have been read"
+    return "slots of Q for each consumer: the next tile's rows come while this one's are read"
 
 
 def rejection_reason(config: HopperForwardKernelConfig) -> str | None:
@@ -117,10 +134,12 @@ def register_phases(config: HopperForwardKernelConfig) -> tuple[RegisterPhase, .
         "P operand", derived.S_registers // 2, f"{WARPGROUP_ROWS} × {config.B_c} at 16 bits ÷ {WARPGROUP_THREADS}"
     )
     row_state = OperandRegisters("row max and sum", 4, "2 rows × (maximum + sum)")
+    # Added to the sums only if the guess was right.
+    guess = (OperandRegisters("guessed sums", 2, "2 rows"),) if config.guesses_maxima else ()
     if config.overlaps_softmax:
         return (
             RegisterPhase("S, O issued", (O, S, P, row_state)),
-            RegisterPhase("softmax", (O, S, P, row_state)),  # the product O += PV is still reading P
+            RegisterPhase("softmax", (O, S, P, row_state, *guess)),  # the product O += PV is still reading P
             RegisterPhase("S → P", (O, S, row_state)),
         )
     return (
@@ -150,19 +169,22 @@ def reallocations(config: HopperForwardKernelConfig) -> tuple[Reallocation, ...]
 
 
 def shared_map(config: HopperForwardKernelConfig, arch: Architecture) -> SharedMap:
-    """Where the tiles and their barriers lie, by byte offset."""
+    """Where the tiles, their barriers and the announcements of tiles lie, by byte offset."""
     derived = HopperTileShapes(config)
     regions = []
-    for warpgroup in range(config.n_consumers):
-        offset = warpgroup * derived.Q_bytes
-        regions.append(SharedRegion(f"Q {warpgroup}", "Q", offset, derived.Q_bytes, f"consumer {warpgroup}"))
+    for slot in range(derived.Q_stages):
+        for warpgroup in range(config.n_consumers):
+            name = f"Q {warpgroup}, slot {slot}" if derived.Q_stages > 1 else f"Q {warpgroup}"
+            offset = (slot * config.n_consumers + warpgroup) * derived.Q_bytes
+            regions.append(SharedRegion(name, "Q", offset, derived.Q_bytes, f"consumer {warpgroup}"))
     for operand, start in (("K", derived.K_offset), ("V", derived.V_offset)):
         for stage in range(config.kv_stages):
             offset = start + stage * derived.KV_bytes
             regions.append(SharedRegion(region_name(config, operand, stage), operand, offset, derived.KV_bytes))
-    pairs = config.n_consumers + 2 * config.kv_stages
-    note = f"{pairs} pairs: full, empty"
-    regions.append(SharedRegion("barriers", "B", derived.Q_barriers_offset, pairs * BARRIER_PAIR_BYTES, note))
+    pairs = derived.Q_stages * config.n_consumers + 2 * config.kv_stages + TILE_STAGES
+    small = pairs * BARRIER_PAIR_BYTES + TILE_STAGES * TILE_BYTES
+    note = f"{pairs} pairs: full, empty; {TILE_STAGES} tiles that come next"
+    regions.append(SharedRegion("barriers, tiles", "B", derived.Q_barriers_offset, small, note))
     return SharedMap(tuple(regions), derived.shared_bytes, arch.shared_bytes_per_block)
 
 
@@ -178,13 +200,16 @@ def buffering(config: HopperForwardKernelConfig) -> tuple[Buffering, ...]:
     """Per operand of the two products, whether it has two places in registers: only P is ever there."""
     blocks = "one block is" if config.kv_stages == 1 else f"{config.kv_stages} blocks are"
     from_ring = f"wgmma reads it from shared memory, where {blocks} kept (kv_stages = {config.kv_stages})"
+    Q = "wgmma reads it from shared memory, where it stays for the whole tile"
+    if HopperTileShapes(config).Q_stages > 1:
+        Q += "; the next tile's has a slot of its own"
     P = (
         "overlaps_softmax is on: P has registers beside S, for the next S is computed while P is multiplied"
         if config.overlaps_softmax
         else "overlaps_softmax is off: P takes the place of S, which nobody needs any more"
     )
     return (
-        Buffering("S = QKᵀ", "Q", False, "wgmma reads it from shared memory, where it stays for the whole tile"),
+        Buffering("S = QKᵀ", "Q", False, Q),
         Buffering("S = QKᵀ", "K", False, from_ring),
         Buffering("O += PV", "P", config.overlaps_softmax, P),
         Buffering("O += PV", "V", False, from_ring),

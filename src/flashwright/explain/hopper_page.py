@@ -39,9 +39,9 @@ lie in all 32 banks; without swizzle they would lie in four.</p>""" + bank_panel
 
 
 def product(facts: ConfigFacts) -> str:
-    counts = [(opcode, n) for opcode, n in facts.loop.ptx.by_opcode.items() if opcode.startswith("wgmma.mma")]
-    instructions = " and ".join(f"{n} <code>{opcode.split('.')[4]}</code>" for opcode, n in counts)
-    columns = int(next(knob.value for knob in facts.knobs if knob.name == "B_c"))
+    columns, d_head = (int(next(knob.value for knob in facts.knobs if knob.name == name)) for name in ("B_c", "d_head"))
+    # By the config: with guesses, the loop's text holds the scores once more, for those that fail.
+    instructions = f"{d_head // 16} <code>m64n{columns}k16</code> and {columns // 16} <code>m64n{d_head}k16</code>"
     return (
         f"<p>A step of the loop is {instructions} per warpgroup. Each warp holds 16 of the 64 rows, spread over its "
         "lanes as in <code>mma.m16n8k16</code>: a row of S over four lanes, which is why softmax needs shuffles. Two "

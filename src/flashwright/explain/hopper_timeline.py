@@ -58,7 +58,7 @@ def hopper_timeline(config: HopperForwardKernelConfig, execution: Execution) -> 
 
 
 def _subject(entry: TraceEntry) -> str | None:
-    """What an instruction is about: the accumulator of a product, the tile of a copy or wait, turns, releases."""
+    """What an instruction is about: a product's accumulator, the tile of a copy or wait, turns, votes, releases."""
     kind = kind_of_ptx(entry.opcode)
     if kind is Kind.MMA:
         return "S" if entry.text.count("{") == 1 else "O"  # O's product has its other operand in registers too
@@ -66,7 +66,7 @@ def _subject(entry: TraceEntry) -> str | None:
         return _tile(entry)
     if kind is Kind.BARRIER:
         if entry.opcode.startswith("bar"):
-            return "turn"
+            return "guess" if ".red" in entry.opcode else "turn"
         return "announce" if "expect_tx" in entry.opcode else "release"
     return None
 

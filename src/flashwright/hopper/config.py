@@ -38,6 +38,8 @@ class HopperForwardKernelConfig:
     """As many thread blocks as the GPU has multiprocessors, each computing many tiles; the producer runs ahead."""
     lazy_rescale: bool = False
     """Rescale O only when a row's maximum has grown by more than 2^8 in the exponential."""
+    guesses_maxima: bool = False
+    """Take exponentials relative to the maxima so far; look for larger ones only if the sums tell that there are."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -57,6 +59,10 @@ class HopperForwardKernelConfig:
             raise ValueError(f"ping_pong: one consumer warpgroup (B_r = {self.B_r}) has nobody to take turns with")
         if self.overlaps_softmax and self.kv_stages < 2:
             raise ValueError("overlaps_softmax: needs kv_stages of at least 2; the next K is read before this V")
+        if self.guesses_maxima and not (self.overlaps_softmax and self.lazy_rescale):
+            raise ValueError(
+                "guesses_maxima: needs overlaps_softmax and lazy_rescale; a guess is that O need not be rescaled"
+            )
         object.__setattr__(self, "_hash", hash(self.values()))
 
     def __hash__(self) -> int:
@@ -98,6 +104,7 @@ OPTIONS = {
     "ping_pong": "ping_pong",
     "persistent": "persistent",
     "lazy": "lazy_rescale",
+    "guess": "guesses_maxima",
 }
 _FIELDS_NEVER_ZERO = 5
 
@@ -116,7 +123,7 @@ def parse_hopper_config(text: str) -> HopperForwardKernelConfig:
         )
     raise ValueError(
         f"{text!r} names no Hopper kernel; expected a short form such as "
-        "'hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy' "
+        "'hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess' "
         f"or a C++ name containing 'HopperForwardKernelConfig{{…}}'{nearest_hint(text.strip(), _known_short_forms())}"
     )
 

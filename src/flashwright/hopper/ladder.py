@@ -26,6 +26,7 @@ def get_hopper_progression(
         ("ping-pong: warpgroups take turns at products", {"ping_pong": True}),
         ("persistent thread blocks", {"persistent": True}),
         ("lazy rescaling of O", {"lazy_rescale": True}),
+        ("exponentials without maxima, as far as that goes well", {"guesses_maxima": True}),
     ]
     return climbed(base, changes)
 

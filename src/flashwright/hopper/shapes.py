@@ -5,13 +5,17 @@ from __future__ import annotations
 from functools import cached_property
 
 from flashwright.architectures import architecture
-from flashwright.hopper.config import WARPGROUP_ROWS, HopperForwardKernelConfig
+from flashwright.hopper.config import MAX_CONSUMERS, WARPGROUP_ROWS, HopperForwardKernelConfig
 
 WARPGROUP_THREADS = 128
 PANEL_COLUMNS = 64
 PANEL_ROW_BYTES = 128
 """A row of 64 16-bit columns: the span of the copy engine's widest swizzle."""
 BARRIER_PAIR_BYTES = 16
+TILE_STAGES = 2
+"""Tiles that the scheduler may announce ahead."""
+TILE_BYTES = 16
+"""Of an announcement."""
 
 
 class HopperTileShapes:
@@ -36,6 +40,11 @@ class HopperTileShapes:
         return -(-self.config.d_head // PANEL_COLUMNS)
 
     @property
+    def half_block(self) -> int:
+        """Keys of about half a block, in whole steps of the product that sums over them."""
+        return -(-self.config.B_c // 2 // 16) * 16
+
+    @property
     def Q_bytes(self) -> int:
         """Of one consumer warpgroup's rows."""
         return WARPGROUP_ROWS * self.panels * PANEL_ROW_BYTES
@@ -45,9 +54,20 @@ class HopperTileShapes:
         """Of one K or V block."""
         return self.config.B_c * self.panels * PANEL_ROW_BYTES
 
+    @cached_property
+    def Q_stages(self) -> int:
+        """Two where there is room, so that the next tile's rows can come while this one's are still read. Of the
+        registers that three warpgroups leave a thread, there are none to tell which."""
+        if not self.config.persistent or self.config.n_consumers == MAX_CONSUMERS:
+            return 1
+        tiles = 2 * self.config.n_consumers * self.Q_bytes + 2 * self.config.kv_stages * self.KV_bytes
+        slots = 2 * self.config.n_consumers + 2 * self.config.kv_stages + TILE_STAGES
+        needed = tiles + slots * BARRIER_PAIR_BYTES + TILE_STAGES * TILE_BYTES
+        return 2 if needed <= architecture("sm_90").shared_bytes_per_block else 1
+
     @property
     def K_offset(self) -> int:
-        return self.config.n_consumers * self.Q_bytes
+        return self.Q_stages * self.config.n_consumers * self.Q_bytes
 
     @property
     def V_offset(self) -> int:
@@ -59,15 +79,23 @@ class HopperTileShapes:
 
     @property
     def K_barriers_offset(self) -> int:
-        return self.Q_barriers_offset + self.config.n_consumers * BARRIER_PAIR_BYTES
+        return self.Q_barriers_offset + self.Q_stages * self.config.n_consumers * BARRIER_PAIR_BYTES
 
     @property
     def V_barriers_offset(self) -> int:
         return self.K_barriers_offset + self.config.kv_stages * BARRIER_PAIR_BYTES
 
+    @property
+    def tile_barriers_offset(self) -> int:
+        return self.V_barriers_offset + self.config.kv_stages * BARRIER_PAIR_BYTES
+
+    @property
+    def tiles_offset(self) -> int:
+        return self.tile_barriers_offset + TILE_STAGES * BARRIER_PAIR_BYTES
+
     @cached_property
     def shared_bytes(self) -> int:
-        return self.V_barriers_offset + self.config.kv_stages * BARRIER_PAIR_BYTES
+        return self.tiles_offset + TILE_STAGES * TILE_BYTES
 
     # A multiprocessor has 512 registers for each of 128 threads. A thread block is given the same for all of its
     # warpgroups; the producer gives back what it does not need.
@@ -98,3 +126,10 @@ class HopperTileShapes:
     @property
     def operand_registers(self) -> int:
         return self.O_registers + self.S_registers + self.P_registers
+
+    @property
+    def halves_first_block(self) -> bool:
+        """Whether a warpgroup whose rows look at the first half of a block only computes no more of it. The compiler
+        gives half the scores registers of their own; where there are none it lets products wait for each other."""
+        half = self.half_block * WARPGROUP_ROWS // WARPGROUP_THREADS
+        return self.config.overlaps_softmax and self.operand_registers + half <= self.consumer_registers

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 from flashwright.hopper.config import MAX_CONSUMERS, HopperForwardKernelConfig
-from flashwright.hopper.shapes import HopperTileShapes
+from flashwright.hopper.schedule import MAX_LISTED_BLOCKS, MAX_LISTED_TILES
+from flashwright.hopper.shapes import TILE_STAGES, HopperTileShapes
 from flashwright.kernel_configs import DType
 from flashwright.kernel_source import (
     SPECIALISATION_HEADER,
@@ -37,6 +39,9 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
             name: getattr(shapes, name)
             for name in (
                 "panels",
+                "half_block",
+                "halves_first_block",
+                "Q_stages",
                 "Q_bytes",
                 "KV_bytes",
                 "K_offset",
@@ -44,12 +49,17 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
                 "Q_barriers_offset",
                 "K_barriers_offset",
                 "V_barriers_offset",
+                "tile_barriers_offset",
+                "tiles_offset",
                 "producer_registers",
                 "consumer_registers",
             )
         }
         | {
             "Q_offset": 0,
+            "tile_stages": TILE_STAGES,
+            "listed_blocks": MAX_LISTED_BLOCKS,
+            "listed_tiles": MAX_LISTED_TILES,
             # Of the 160 registers that three warpgroups leave a thread, the scores need all that there are.
             "spreads_chains": config.n_consumers < MAX_CONSUMERS,
         },
@@ -58,7 +68,7 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
         text=f'#include "{SPECIALISATION_HEADER}"\n#include "hopper_forward.cuh"\n',
         headers=(
             (SPECIALISATION_HEADER, specialisation(config, constants)),
-            (PRODUCTS_HEADER, wgmma_products(config.dtype, config.B_c, config.d_head)),
+            (PRODUCTS_HEADER, wgmma_products(config.dtype, (config.B_c, shapes.half_block), config.d_head)),
             *device_headers(),
         ),
         name_expression=config.kernel_name(),
@@ -66,29 +76,51 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
     )
 
 
-def wgmma_products(dtype: DType, score_columns: int, output_columns: int) -> str:
-    """The two products of attention as functions. An instruction names each of its accumulator's registers, up to 128
-    of them, so that the text depends on their number."""
+def wgmma_products(dtype: DType, score_columns: Sequence[int], output_columns: int) -> str:
+    """The products of attention as functions. An instruction names each of its accumulator's registers, up to 128 of
+    them, so that the text depends on their number."""
+    functions = [
+        *(_scores_products(dtype, columns) for columns in score_columns),
+        _output_product(dtype, output_columns),
+    ]
     return f"""// Generated: products of 64 rows, 16 deep (PTX: wgmma.mma_async).
 #pragma once
 #include "ptx/wgmma.cuh"
 
-// D = A·Bᵀ, or D += A·Bᵀ if it accumulates: both operands in shared memory.
-DEVICE void wgmma_AB_shared(float (&d)[{score_columns // 8}][4], uint64 a, uint64 b, bool accumulate) {{
-    asm volatile("{{\\n.reg .pred accumulate;\\nsetp.ne.b32 accumulate, %{score_columns // 2 + 2}, 0;\\n"
-                 "{_instruction(dtype, score_columns)}"
-                 "{_registers(score_columns)}, %{score_columns // 2}, %{score_columns // 2 + 1}, "
-                 "accumulate, 1, 1, 0, 0;\\n}}"
-                 : {_outputs(score_columns)}
-                 : "l"(a), "l"(b), "r"((int)accumulate));
+{"".join(functions)}"""
+
+
+def _scores_products(dtype: DType, columns: int) -> str:
+    return f"""// D = A·Bᵀ: both operands in shared memory. What D was before is not read.
+DEVICE void wgmma_AB_shared(float (&d)[{columns // 8}][4], uint64 a, uint64 b) {{
+    asm volatile("{{\\n.reg .pred accumulate;\\nsetp.ne.b32 accumulate, 0, 0;\\n"
+                 "{_AB_shared(dtype, columns)}, accumulate, 1, 1, 0, 0;\\n}}"
+                 : {_operands("=f", columns)}
+                 : "l"(a), "l"(b));
 }}
 
-// D += A·B: A in registers, B in shared memory.
-DEVICE void wgmma_B_shared_transposed(float (&d)[{output_columns // 8}][4], const uint32 (&a)[4], uint64 b) {{
-    asm volatile("{_instruction(dtype, output_columns)}"
-                 "{_registers(output_columns)}, {{{_numbered(output_columns // 2, 4)}}}, %{output_columns // 2 + 4}, "
+// D += A·Bᵀ.
+DEVICE void wgmma_AB_shared_more(float (&d)[{columns // 8}][4], uint64 a, uint64 b) {{
+    asm volatile("{_AB_shared(dtype, columns)}, 1, 1, 1, 0, 0;"
+                 : {_operands("+f", columns)}
+                 : "l"(a), "l"(b));
+}}
+
+"""
+
+
+def _AB_shared(dtype: DType, columns: int) -> str:
+    registers = columns // 2
+    return f"{_instruction(dtype, columns)}{_registers(columns)}, %{registers}, %{registers + 1}"
+
+
+def _output_product(dtype: DType, columns: int) -> str:
+    return f"""// D += A·B: A in registers, B in shared memory.
+DEVICE void wgmma_B_shared_transposed(float (&d)[{columns // 8}][4], const uint32 (&a)[4], uint64 b) {{
+    asm volatile("{_instruction(dtype, columns)}"
+                 "{_registers(columns)}, {{{_numbered(columns // 2, 4)}}}, %{columns // 2 + 4}, "
                  "1, 1, 1, 1;"
-                 : {_outputs(output_columns)}
+                 : {_operands("+f", columns)}
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }}
 """
@@ -107,5 +139,5 @@ def _registers(columns: int) -> str:
     return f"{{{_numbered(0, columns // 2)}}}"
 
 
-def _outputs(columns: int) -> str:
-    return ", ".join(f'"+f"(d[{n}][{i}])' for n in range(columns // 8) for i in range(4))
+def _operands(constraint: str, columns: int) -> str:
+    return ", ".join(f'"{constraint}"(d[{n}][{i}])' for n in range(columns // 8) for i in range(4))

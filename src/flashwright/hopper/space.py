@@ -10,7 +10,7 @@ from flashwright.hopper.config import D_HEADS, HopperForwardKernelConfig
 from flashwright.hopper.shapes import HopperTileShapes
 from flashwright.kernel_configs import DType
 
-RULES = ("shared memory", "registers", "consumers", "overlap", "lazy", "step", "stages", "grid")
+RULES = ("shared memory", "registers", "consumers", "overlap", "lazy", "guess", "step", "stages", "grid")
 """In the order in which they are asked."""
 
 _B_R = (64, 128, 192)
@@ -18,9 +18,11 @@ _B_C = tuple(range(64, 193, 16))
 _STAGES = (1, 2, 3, 4)
 _OTHER_REGISTERS = 32
 """Of a consumer thread, beside its operands: row maxima and sums, addresses, descriptors, the loop. With fewer left the
-compiler spills; up to here, a few dozen bytes at most."""
+compiler spills, or lets products wait for each other."""
 _SMALLEST_STEP = 6 * 1024
 """Elements of K below which what every step costs (barriers, turns, maxima across lanes) is not made up for."""
+_WIDEST_BOUND_BY_SOFTMAX = 128
+"""d_head up to which looking for maxima always costs time; beyond it the products hide that."""
 _BYTES_AHEAD = 64 * 1024
 """Of K and V on their way to one multiprocessor: twice what the memory of an H200 delivers to it (4.8 TB/s over 132) in
 a latency of about 1 µs."""
@@ -49,6 +51,8 @@ def _does_not_pay(config: HopperForwardKernelConfig, shapes: HopperTileShapes) -
         return f"overlap: off; a warpgroup's products wait for its softmax (kv_stages = {config.kv_stages})"
     if not config.lazy_rescale:
         return f"lazy: off; every step multiplies O's {shapes.O_registers} registers, nearly always by one"
+    if not config.guesses_maxima and config.d_head <= _WIDEST_BOUND_BY_SOFTMAX:
+        return f"guess: off; every step compares {shapes.S_registers} scores a thread, nearly always for nothing"
     if config.B_c * config.d_head < _SMALLEST_STEP:
         return (
             f"step: {config.B_c} keys of {config.d_head} columns are {config.B_c * config.d_head} elements, fewer than "
@@ -76,14 +80,15 @@ def _is_redundant(config: HopperForwardKernelConfig, shapes: HopperTileShapes) -
 def hopper_search_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperForwardKernelConfig, str | None]]:
     """Every combination of the knobs' values that is a config, with why it is not worth timing, or None if it is."""
     flags = (False, True)
-    for B_r, B_c, stages, overlap, ping_pong, persistent, lazy in product(
-        _B_R, _B_C, _STAGES, flags, flags, flags, flags
+    for B_r, B_c, stages, overlap, ping_pong, persistent, lazy, guess in product(
+        _B_R, _B_C, _STAGES, flags, flags, flags, flags, flags
     ):
-        if (overlap and stages == 1) or (ping_pong and B_r == _B_R[0]):
+        if (overlap and stages == 1) or (ping_pong and B_r == _B_R[0]) or (guess and not (overlap and lazy)):
             continue  # not a config
         config = HopperForwardKernelConfig(
             dtype, d_head, B_r, B_c, stages,
             overlaps_softmax=overlap, ping_pong=ping_pong, persistent=persistent, lazy_rescale=lazy,
+            guesses_maxima=guess,
         )  # fmt: skip
         yield config, hopper_rejection_reason(config)
 
@@ -103,6 +108,6 @@ def _worth_timing(dtype: DType, d_head: int) -> tuple[HopperForwardKernelConfig,
 def is_promising(config: HopperForwardKernelConfig) -> bool:
     """Whether a config has what the fastest had on an H200: two stages, blocks that stay, and steps of a size that
     keeps the tensor cores busy but leaves registers (at d_head 64 the scores need most of them, beyond it O does)."""
-    least, most = (6, 8) if config.d_head == 64 else (12, 20)
+    least, most = (6, 8) if config.d_head == 64 else (10, 20)
     step_elements = config.B_c * config.d_head
     return config.persistent and config.kv_stages == 2 and least * 1024 <= step_elements <= most * 1024

@@ -17,7 +17,7 @@ from flashwright.variant import FULL, AttentionVariant, Window
 
 TOKENS, HIDDEN = 16_384, 2_048
 """The size of the problems that are tuned unless told otherwise: rows over all sequences, columns over all heads."""
-SHORT_LENGTH, LONG_LENGTH = 512, 8_192
+STANDARD_LENGTHS = (512, 2_048, 8_192)
 
 
 class ProblemKind(NamedTuple):
@@ -133,12 +133,17 @@ def problem_of(
 
 
 def standard_problems(
-    *, dtype: DType | str | None = None, d_head: int | None = None, causal: bool | None = None, family: str = "ampere"
+    *,
+    dtype: DType | str | None = None,
+    d_head: int | None = None,
+    causal: bool | None = None,
+    length: int | None = None,
+    family: str = "ampere",
 ) -> Iterator[TuningProblem]:
-    """Every native head dimension, dtype and mask, short and long; or those of them that are asked for."""
+    """Every native head dimension, dtype, mask and standard length; or those of them that are asked for."""
     dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
     d_heads = family_named(family).d_heads if d_head is None else (d_head,)
     masks = (False, True) if causal is None else (causal,)
-    for each in product(dtypes, d_heads, masks, (SHORT_LENGTH, LONG_LENGTH)):
-        some_dtype, some_d_head, some_causal, length = each
-        yield problem_of(family=family, dtype=some_dtype, d_head=some_d_head, causal=some_causal, q_length=length)
+    lengths = STANDARD_LENGTHS if length is None else (length,)
+    for some_dtype, some_d_head, some_causal, some_length in product(dtypes, d_heads, masks, lengths):
+        yield problem_of(family=family, dtype=some_dtype, d_head=some_d_head, causal=some_causal, q_length=some_length)

@@ -18,11 +18,15 @@ WIDEST_CHEAP_D_HEAD = 128
 def is_promising(config: FlashForwardKernelConfig) -> bool:
     """Whether a config has what the fastest had on an H200: the later optimisations, and large blocks.
 
-    Of the ways to load the operands of wide heads, only the one that leaves most registers.
+    Of the ways to load the operands of wide heads, only the one that leaves most registers; and there a second stage
+    makes up for small blocks.
     """
-    if not config.lazy_rescale or config.B_c < SMALLEST_PROMISING_B_C:
+    if not config.lazy_rescale:
         return False
-    return config.d_head <= WIDEST_CHEAP_D_HEAD or config.K_mma_load_K_tiles == config.V_mma_load_K_tiles == 2
+    if config.d_head <= WIDEST_CHEAP_D_HEAD:
+        return config.B_c >= SMALLEST_PROMISING_B_C
+    in_small_tiles = config.K_mma_load_K_tiles == config.V_mma_load_K_tiles == 2
+    return in_small_tiles and (config.B_c >= SMALLEST_PROMISING_B_C or config.two_kv_stages)
 
 
 @dataclass(frozen=True)

@@ -18,3 +18,18 @@ DEVICE void named_barrier_sync(int barrier, int threads) {
 DEVICE void named_barrier_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+
+// Waits at a named barrier for `threads` threads; whether any of them said so.
+DEVICE bool named_barrier_any(int barrier, int threads, bool says_so) {
+    uint32 any;
+    asm volatile("{\n"
+                 ".reg .pred said, any;\n"
+                 "setp.ne.b32 said, %3, 0;\n"
+                 "bar.red.or.pred any, %1, %2, said;\n"
+                 "selp.u32 %0, 1, 0, any;\n"
+                 "}"
+                 : "=r"(any)
+                 : "r"(barrier), "r"(threads), "r"((uint32)says_so)
+                 : "memory");
+    return any;
+}
