@@ -16,10 +16,12 @@ from flashwright.explain import hopper
 from flashwright.explain.compare import compare_facts
 from flashwright.explain.fragments import accumulator_holder, c_layout
 from flashwright.explain.gather import loop_facts
+from flashwright.explain.hopper_timeline import _products
 from flashwright.explain.instruction_kinds import Kind
 from flashwright.explain.page import comparison_page, config_page
 from flashwright.explain.report import is_better, sections
 from flashwright.families import parse_config
+from flashwright.simulator.trace import TraceEntry
 
 WIDE = "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess"
 SM_90 = architecture("sm_90")
@@ -256,6 +258,19 @@ def test_a_guess_that_goes_well_saves_maxima_and_computes_no_scores_twice():
 def test_votes_on_a_guess_are_told_from_turns():
     barriers = subjects(explained(HOPPER_GUESSING).timeline, Kind.BARRIER)
     assert barriers == {"release": 2 * 2, "turn": 2 * 2, "guess": 2}
+
+
+def test_scores_computed_again_belong_to_the_step_whose_guess_failed():
+    opcodes = {
+        "S": ("wgmma.mma_async", "{d}, a, b"), "O": ("wgmma.mma_async", "{d}, {a}, b"),
+        "commit": ("wgmma.commit_group.sync.aligned", ""), "wait": ("wgmma.wait_group.sync.aligned", "0"),
+        "vote": ("bar.red.or.pred", ""), "release": ("mbarrier.arrive.shared::cta.b64", ""),
+    }  # fmt: skip
+    order = "S commit wait release S commit O commit wait vote S commit wait release S commit O commit wait vote"
+    trace = [TraceEntry(1, opcode, None, f"{opcode} {text};") for opcode, text in map(opcodes.get, order.split())]
+    assert [flight.block for flight in _products(trace)] == [
+        "S of step 0", "S of step 1", "O of step 0", "S of step 1 again", "S of step 2", "O of step 1",
+    ]  # fmt: skip
 
 
 def test_the_producer_copies_one_k_and_one_v_a_step_into_stages_found_empty():

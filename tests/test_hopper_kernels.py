@@ -20,7 +20,9 @@ from flashwright import (
     occupancy,
     parse_hopper_config,
 )
+from flashwright.explain.gather import SERIALISED
 from flashwright.hopper.config import D_HEADS
+from flashwright.hopper.defaults import hopper_default
 from flashwright.simulation import random_inputs, reference_forward, relative_error, simulate_forward
 from flashwright.simulator.ptx.parser import parse
 from flashwright.simulator.ptx.syntax import Immediate, Instruction
@@ -292,7 +294,18 @@ def test_the_family_is_refused_on_other_architectures():
         compile_kernel(BASE, "sm_80")
 
 
+@pytest.mark.parametrize("d_head", D_HEADS)
+@pytest.mark.parametrize("variant", [PLAIN, CAUSAL], ids=["full", "causal"])
+def test_products_run_while_others_are_issued(d_head, variant):
+    """The assembler lets them wait for each other when it finds no registers for them all, and says so."""
+    kernel = compile_kernel(hopper_default(DType.BF16, d_head, causal=variant is CAUSAL, long=True), variant=variant)
+    assert SERIALISED not in kernel.program.log
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", get_hopper_configs("BF16"), ids=str)
-def test_every_kernel_of_the_space_spills_no_more_than_is_timed(config):
-    assert compile_kernel(config).spill_bytes <= SPACES["hopper"].bearable_spill_bytes
+@pytest.mark.parametrize("variant", [PLAIN, CAUSAL], ids=["full", "causal"])
+def test_every_kernel_of_the_space_spills_no_more_than_is_timed_and_serialises_nothing(config, variant):
+    kernel = compile_kernel(config, variant=variant)
+    assert kernel.spill_bytes <= SPACES["hopper"].bearable_spill_bytes
+    assert SERIALISED not in kernel.program.log

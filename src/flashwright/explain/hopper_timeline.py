@@ -90,22 +90,29 @@ def _source_lines(file: str) -> tuple[str, ...]:
 def _products(trace: list[TraceEntry]) -> list[Flight]:
     """Every group of products: from its first instruction over its commit to the wait that leaves it not pending."""
     flights: list[Flight] = []
-    pending: list[tuple[str, int, int]] = []  # accumulator, first instruction, commit
+    pending: list[tuple[str, str, int, int]] = []  # accumulator, its name, first instruction, commit
     groups = {"S": 0, "O": 0}
     start, accumulator = None, None
+    guess_is_open = False  # from the vote until K, which scores may be computed from again, is released
     for index, entry in enumerate(trace):
         if kind_of_ptx(entry.opcode) is Kind.MMA:
             start = index if start is None else start
             accumulator = _subject(entry)
         elif "commit_group" in entry.opcode and start is not None and accumulator is not None:
-            pending.append((accumulator, start, index))
+            if guess_is_open:
+                name = f"{accumulator} of step {groups[accumulator] - 1} again"
+            else:
+                name = f"{accumulator} of step {groups[accumulator]}"
+                groups[accumulator] += 1
+            pending.append((accumulator, name, start, index))
             start = None
         elif (still_pending := groups_left_pending(entry)) is not None:
             finished = max(len(pending) - still_pending, 0)
-            for name, begun, committed in pending[:finished]:
-                flights.append(Flight(f"{name} of step {groups[name]}", name, begun, committed, index, True))
-                groups[name] += 1
+            for operand, name, begun, committed in pending[:finished]:
+                flights.append(Flight(name, operand, begun, committed, index, True))
             pending = pending[finished:]
+        elif _subject(entry) in ("guess", "release"):
+            guess_is_open = _subject(entry) == "guess"
     return sorted(flights, key=lambda flight: flight.start)
 
 
