@@ -79,6 +79,7 @@ CASES = {
         (1, 1, 1, 300, 60, 64),
         {"window": Window(left=5, bottom_right=False)},
     ),
+    "the smallest blocks of keys": (f"(FP16, 64, 128, 16): {ALL}", (1, 1, 1, 200, 150, 64), {"window": CAUSAL}),
     "nothing to look at": (f"(FP16, 64, 128, 32): {ALL}", (1, 2, 1, 130, 64, 64), {"window": Window(right=-100)}),
     "80 columns of 96": (f"(BF16, 96, 128, 32): {ALL}", (1, 2, 1, 140, 90, 80), {"window": CAUSAL}),
     "192 columns": (f"(FP16, 192, 128, 32): {ALL}", (1, 1, 1, 130, 90, 192), {"softcap": 20.0}),

@@ -84,7 +84,7 @@ struct Consumer {
     float O[1][cfg::d_head / 8][4];
 
     DEVICE void run() {
-        AnnouncedTiles tiles{shared};
+        AnnouncedTiles tiles{shared, 0xffffffff};
         for (Tile tile = tiles.next(); !tile.is_none(); tile = tiles.next()) {
             const TileWork work(args.forward, tile);
             if (work.exists())
@@ -223,8 +223,9 @@ struct Consumer {
 
     // Each step's softmax runs while the product O += PV of the step before does.
     DEVICE void compute_overlapped(const TileWork &work, const WarpgroupSteps &steps, OnlineSoftmax<1> &softmax) {
+        constexpr int half_block = halves_first_block ? shape::half_block : cfg::B_c;
         if (halves_first_block && steps.begins_with_half)
-            first_step_overlapped<shape::half_block>(work, softmax, first_step(steps));
+            first_step_overlapped<half_block>(work, softmax, first_step(steps));
         else
             first_step_overlapped<cfg::B_c>(work, softmax, first_step(steps));
         clear_tail(work, first_step(steps));

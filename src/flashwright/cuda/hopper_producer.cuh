@@ -15,7 +15,7 @@ DEVICE void fill(const Slot &slot, const TensorMap &map, int row, int head, int 
 DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
     QPlace Q_place;
     KVPlace K_place, V_place;
-    AnnouncedTiles tiles{shared};
+    AnnouncedTiles tiles{shared, 1};
     for (Tile tile = tiles.next(); !tile.is_none(); tile = tiles.next()) {
         const TileWork work(args.forward, tile);
         if (!work.exists() || work.range.count <= 0)

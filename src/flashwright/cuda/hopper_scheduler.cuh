@@ -18,9 +18,10 @@ DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shar
     announce(Tile::none());
 }
 
-// What all others hear of it.
+// What all others hear of it: all lanes of a consumer warp, or the one thread that produces.
 struct AnnouncedTiles {
     const SharedMemory &shared;
+    uint32 lanes;
     TilePlace place;
 
     // The next tile, or none at the end.
@@ -28,7 +29,7 @@ struct AnnouncedTiles {
         const Slot slot = shared.tile(place.stage);
         slot.wait_until_full(place.lap);
         const Vector16B tile = load_shared_16B(slot.data);
-        __syncwarp(__activemask());
+        __syncwarp(lanes); // the first lane releases what all have read
         slot.release();
         place.advance();
         return {(int)tile.words[0], (int)tile.words[1], (int)tile.words[2]};

@@ -132,4 +132,11 @@ class HopperTileShapes:
         """Whether a warpgroup whose rows look at the first half of a block only computes no more of it. The compiler
         gives half the scores registers of their own; where there are none it lets products wait for each other."""
         half = self.half_block * WARPGROUP_ROWS // WARPGROUP_THREADS
-        return self.config.overlaps_softmax and self.operand_registers + half <= self.consumer_registers
+        fits = self.operand_registers + half <= self.consumer_registers
+        return self.config.overlaps_softmax and self.half_block < self.config.B_c and fits
+
+    @property
+    def spreads_chains(self) -> bool:
+        """Whether the softmax keeps dependent instructions apart, which takes registers. Of the 160 that three
+        warpgroups leave a thread, the scores need all that there are."""
+        return self.config.n_consumers < MAX_CONSUMERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from flashwright.hopper.config import MAX_CONSUMERS, HopperForwardKernelConfig
+from flashwright.hopper.config import HopperForwardKernelConfig
 from flashwright.hopper.schedule import MAX_LISTED_BLOCKS, MAX_LISTED_TILES
 from flashwright.hopper.shapes import TILE_STAGES, HopperTileShapes
 from flashwright.kernel_configs import DType
@@ -41,6 +41,7 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
                 "panels",
                 "half_block",
                 "halves_first_block",
+                "spreads_chains",
                 "Q_stages",
                 "Q_bytes",
                 "KV_bytes",
@@ -60,20 +61,22 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
             "tile_stages": TILE_STAGES,
             "listed_blocks": MAX_LISTED_BLOCKS,
             "listed_tiles": MAX_LISTED_TILES,
-            # Of the 160 registers that three warpgroups leave a thread, the scores need all that there are.
-            "spreads_chains": config.n_consumers < MAX_CONSUMERS,
         },
     }
     return KernelSource(
         text=f'#include "{SPECIALISATION_HEADER}"\n#include "hopper_forward.cuh"\n',
         headers=(
             (SPECIALISATION_HEADER, specialisation(config, constants)),
-            (PRODUCTS_HEADER, wgmma_products(config.dtype, (config.B_c, shapes.half_block), config.d_head)),
+            (PRODUCTS_HEADER, wgmma_products(config.dtype, _score_columns(shapes), config.d_head)),
             *device_headers(),
         ),
         name_expression=config.kernel_name(),
         file_name="hopper_forward.cu",
     )
+
+
+def _score_columns(shapes: HopperTileShapes) -> tuple[int, ...]:
+    return (shapes.config.B_c, shapes.half_block) if shapes.halves_first_block else (shapes.config.B_c,)
 
 
 def wgmma_products(dtype: DType, score_columns: Sequence[int], output_columns: int) -> str:

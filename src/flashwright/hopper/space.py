@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
-from flashwright.hopper.config import D_HEADS, MAX_CONSUMERS, HopperForwardKernelConfig
+from flashwright.hopper.config import D_HEADS, HopperForwardKernelConfig
 from flashwright.hopper.shapes import HopperTileShapes
 from flashwright.kernel_configs import DType
 
@@ -20,7 +20,7 @@ _OTHER_REGISTERS = 32
 """Of a consumer thread, beside its operands: row maxima and sums, addresses, descriptors, the loop. With fewer left the
 compiler spills, or lets products wait for each other."""
 _OTHER_REGISTERS_OF_TWO_CHAINS = 40
-"""The same where the softmax keeps two chains of maxima: everywhere but with three consumers."""
+"""The same where the softmax keeps two chains of maxima apart."""
 _SMALLEST_STEP = 6 * 1024
 """Elements of K below which what every step costs (barriers, turns, maxima across lanes) is not made up for."""
 _WIDEST_BOUND_BY_SOFTMAX = 128
@@ -40,7 +40,7 @@ def hopper_rejection_reason(config: HopperForwardKernelConfig) -> str | None:
 
 
 def _does_not_pay(config: HopperForwardKernelConfig, shapes: HopperTileShapes) -> str | None:
-    others = _OTHER_REGISTERS if config.n_consumers == MAX_CONSUMERS else _OTHER_REGISTERS_OF_TWO_CHAINS
+    others = _OTHER_REGISTERS_OF_TWO_CHAINS if shapes.spreads_chains else _OTHER_REGISTERS
     if shapes.consumer_registers - shapes.operand_registers < others:
         return (
             f"registers: O, S and P take {shapes.O_registers} + {shapes.S_registers} + {shapes.P_registers} of the "
