@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TEST_WORKERS ?= auto
+TEST_GPU_WORKERS ?= 8
 
-.PHONY: run test test-all test-gpu lint docs clean
+.PHONY: run test test-all test-gpu test-gpu-all lint docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/flashwright ladder
@@ -15,14 +16,22 @@ test: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)
 
-# On a machine with a GPU, in whatever environment it has: nothing is installed.
+# On a machine with a GPU, in whatever environment it has: nothing is installed. A few processes share the GPU, and
+# compile two kernels at a time each. Without a GPU every test is skipped, with the reason.
+GPU_TESTS := PYTHONPATH=src $(PYTHON) -m pytest -n $(TEST_GPU_WORKERS) --dist worksteal -rs \
+	tests/gpu tests/simulator/test_hopper_on_gpu.py
+
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu tests/simulator
+	$(GPU_TESTS) -m "gpu and not slow"
+
+test-gpu-all:
+	$(GPU_TESTS) -m gpu
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/ruff format --check src tests benchmarks docs/generate.py docs/knob_pages
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # The numbers and pictures of docs/README.md and docs/knobs: compiles and simulates, needs no GPU.
 docs: $(VENV)/.installed

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from flashwright import compile_many, parse_kernel_name_into_config, run_forward
-from flashwright.bench.gpu_machine import GPUMachine
-from flashwright.bench.grid import HIDDEN, LENGTHS, cell_of
-from flashwright.bench.peers import flash_attention_2
-from flashwright.bench.result_files import write_document
-from flashwright.bench.results import geometric_mean
-from flashwright.bench.timing import gpu_times_ms
-from flashwright.environment import environment_record
-from flashwright.kernel_configs import DType
-from flashwright.variant import FULL, AttentionVariant, Window
+from flashwright.problem.dtypes import DType
+from flashwright.problem.variant import AttentionVariant
+from flashwright.problem.window import FULL, Window
+from flashwright.workbench.bench.gpu_machine import GPUMachine
+from flashwright.workbench.bench.grid import HIDDEN, LENGTHS, cell_of
+from flashwright.workbench.bench.peers import flash_attention_2
+from flashwright.workbench.bench.result_files import write_document
+from flashwright.workbench.bench.results import geometric_mean
+from flashwright.workbench.bench.timing import gpu_times_ms
+from flashwright.workbench.environment import environment_record
 
 COPIES = "async+eager+swizzled"
 CANDIDATES = {

@@ -1,62 +1,209 @@
 """What a call costs on the host: attention() beside an empty launch of its kernel, and beside PyTorch's SDPA.
 
-    python benchmarks/host_overhead.py [--calls 200] [--repeats 21] [--json]
+    PYTHONPATH=src python benchmarks/host_overhead.py [--calls 200] [--repeats 21] [--json]
 
-Needs a GPU. The problem is so small that the GPU is never behind the host, so the time of many calls in a row is the
+Needs a GPU. The problems are so small that the GPU is never behind the host, so the time of many calls in a row is the
 host's. Each number is the median over repeats of the mean over the calls of a repeat, after a warm-up. "Launch" is
 cuLaunchKernel of a prepared kernel: the floor for any function that launches one.
+
+The second table is of calls whose lengths change every time, in a process that has the kernel: lengths that no call had
+before, the same a second time (where a schedule of tiles may be improved), and again (a plan hit); beside PyTorch's
+SDPA on the same tensors. Decoding has one query row and growing keys of a cache; prefill has as many rows as keys.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
-from collections.abc import Callable
+import random
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashwright.attention import attention, chosen_config
-from flashwright.bench.timing import host_us
-from flashwright.gpu import device_tensor, loaded_kernel
+from flashwright.attention import attention
+from flashwright.hardware.tensor_map import TensorMap
 from flashwright.integrations.flash_attn import flash_attn_func
 from flashwright.integrations.sdpa import scaled_dot_product_attention
-from flashwright.launch_arguments import forward_launch
-from flashwright.runtime import run_forward
-from flashwright.variant import FULL
+from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.registry import families, family_of
+from flashwright.operators.forward import config_chosen_for
+from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.devices import gpu_model, multiprocessors
+from flashwright.runtime.forward import run_forward
+from flashwright.runtime.loaded import loaded_kernel
+from flashwright.runtime.plans import device_tensor
+from flashwright.runtime.tensor_maps import encoded_words
+from flashwright.workbench.bench.timing import host_us
 
 LIMIT_US = 15.0
 """Of attention() over the launch."""
+NEW_LENGTH_LIMIT = 1.3
+"""Of a call with a new length over a plan hit."""
+HEADS, D_HEAD = 4, 64
+WARM_UP_LENGTHS = range(65, 100)
+LENGTHS = range(100, 1000)
+"""All of one bucket: the same kernel serves them."""
+LENGTHS_PER_REPEAT = 100
+
+Views = Sequence[tuple[Any, Any, Any]]
+
+
+# --- The same call again and again ---------------------------------------------------------------------------------
+
+
+def prepared_launch(config: KernelConfig, q: Any, k: Any, v: Any) -> Callable[[], None]:
+    """cuLaunchKernel of the kernel, and nothing else."""
+    out = torch.empty_like(q)
+    views = [device_tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out))]
+    launch = family_of(config).launch(config, *views, multiprocessors=multiprocessors(q.device.index))
+    kernel = loaded_kernel(config, launch.variant, q.device.index)
+    encoded = [encoded_words(each) if isinstance(each, TensorMap) else each for each in launch.parameters]
+    addresses = array("Q", [_address(each) for each in encoded])
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def run() -> None:
+        kernel.launch(launch.grid, addresses, stream)
+
+    run.keeps = (out, encoded)  # type: ignore[attr-defined]
+    return run
+
+
+def _address(parameter: Any) -> int:
+    return int(parameter.buffer_info()[0] if isinstance(parameter, array) else ctypes.addressof(parameter))
 
 
 def calls_to_time(q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:
-    config = chosen_config(q, k, FULL, None)
-    out = torch.empty_like(q)
-    views = [device_tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out))]
-    launch = forward_launch(config, *views)
-    kernel = loaded_kernel(config, launch.variant, q.device.index)
-    stream = torch.cuda.current_stream().cuda_stream
+    config = config_chosen_for(q, k, AttentionOptions(), None)
     rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     training = [x.clone().requires_grad_() for x in (q, k, v)]
-
-    def pytorchs() -> Any:
-        return functional.scaled_dot_product_attention(q, k, v)
-
     return {
-        "launch": lambda: kernel.launch(launch.grid, ctypes.addressof(launch.arguments), stream),
+        "launch": prepared_launch(config, q, k, v),
         "run_forward": lambda: run_forward(config, q, k, v),
         "attention": lambda: attention(q, k, v),
         "attention, causal": lambda: attention(q, k, v, causal=True),
         "attention, with log-sum-exp": lambda: attention(q, k, v, return_lse=True),
         "flash_attn_func": lambda: flash_attn_func(*rows_first),
         "scaled_dot_product_attention": lambda: scaled_dot_product_attention(q, k, v),
-        "PyTorch's scaled_dot_product_attention": pytorchs,
+        "PyTorch's scaled_dot_product_attention": lambda: functional.scaled_dot_product_attention(q, k, v),
         "attention, forward of training": lambda: attention(*training),
         "PyTorch's, forward of training": lambda: functional.scaled_dot_product_attention(*training),
     }
+
+
+def same_calls(calls: int, repeats: int) -> dict[str, float]:
+    """Microseconds of each, whose plans are at hand."""
+    q, k, v = _random(64)
+    return {name: host_us(call, calls, repeats) for name, call in calls_to_time(q, k, v).items()}
+
+
+# --- A new length each time ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LengthCosts:
+    """Microseconds of host time of one call."""
+
+    family: str
+    problem: str
+    new_us: float
+    second_us: float
+    hit_us: float
+    sdpa_us: float
+
+    @property
+    def new_over_hit(self) -> float:
+        return self.new_us / self.hit_us
+
+    @property
+    def new_over_sdpa(self) -> float:
+        return self.new_us / self.sdpa_us
+
+
+def changing_lengths(repeats: int) -> list[LengthCosts]:
+    """Of every family that this GPU runs."""
+    arch = gpu_model(torch.cuda.current_device()).arch
+    names = [family.name for family in families() if family.runs_on(arch)]
+    problems = (("decoding", True, False), ("prefill", False, False), ("prefill, causal", False, True))
+    return [
+        measured(name, problem, repeats, decoding=decoding, causal=causal)
+        for name in names
+        for problem, decoding, causal in problems
+    ]
+
+
+def measured(family: str, problem: str, repeats: int, *, decoding: bool, causal: bool) -> LengthCosts:
+    q, k, v = _random(LENGTHS.stop)
+
+    def views(lengths: Sequence[int]) -> Views:
+        return [(q[:, :, : 1 if decoding else n], k[:, :, :n], v[:, :, :n]) for n in lengths]
+
+    ours = partial(attention, causal=causal, family=family)
+    # A step of decoding attends to all keys; PyTorch's causal mask would be aligned to the first.
+    pytorchs = partial(functional.scaled_dot_product_attention, is_causal=causal)
+    for call in (ours, pytorchs):
+        us_per_call(call, views(WARM_UP_LENGTHS))
+    lengths = list(LENGTHS)
+    random.Random(0).shuffle(lengths)
+    most = len(lengths) // LENGTHS_PER_REPEAT
+    rounds = []
+    for number in range(min(repeats, most)):
+        part = views(lengths[number * LENGTHS_PER_REPEAT : (number + 1) * LENGTHS_PER_REPEAT])
+        rounds.append([us_per_call(call, part) for call in (ours, ours, ours, pytorchs)])
+    return LengthCosts(family, problem, *(statistics.median(column) for column in zip(*rounds, strict=True)))
+
+
+def us_per_call(call: Callable[..., Any], views: Views) -> float:
+    """The mean over calls of different lengths, each once."""
+    torch.cuda.synchronize()
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for q, k, v in views:
+            call(q, k, v)
+        seconds = time.perf_counter() - start
+    finally:
+        gc.enable()
+    torch.cuda.synchronize()
+    return seconds / len(views) * 1e6
+
+
+def _random(rows: int) -> tuple[Any, Any, Any]:
+    q, k, v = (torch.randn(1, HEADS, rows, D_HEAD, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    return q, k, v
+
+
+# --- Reports -------------------------------------------------------------------------------------------------------
+
+
+def print_same_calls(times: dict[str, float], over_launch: dict[str, float]) -> None:
+    print(f"{'':40}{'call':>9}{'over launch':>13}")
+    for name, us in times.items():
+        print(f"{name:40}{us:9.2f}{over_launch[name]:13.2f}")
+    verdict = "within" if over_launch["attention"] <= LIMIT_US else "above"
+    print(f"attention() is {verdict} the limit of {LIMIT_US:.0f} µs over the launch")
+
+
+def print_changing_lengths(costs: Sequence[LengthCosts]) -> None:
+    print(f"\n{'lengths change':28}{'new':>8}{'second':>8}{'hit':>8}{'SDPA':>8}{'new/hit':>9}{'new/SDPA':>10}")
+    for cost in costs:
+        print(
+            f"{cost.family + ', ' + cost.problem:28}{cost.new_us:8.2f}{cost.second_us:8.2f}{cost.hit_us:8.2f}"
+            f"{cost.sdpa_us:8.2f}{cost.new_over_hit:9.2f}{cost.new_over_sdpa:10.2f}"
+        )
+    worst = max(cost.new_over_hit for cost in costs)
+    verdict = "within" if worst <= NEW_LENGTH_LIMIT else "above"
+    print(f"a new length costs up to {worst:.2f} × a plan hit, {verdict} the limit of {NEW_LENGTH_LIMIT}")
 
 
 def main() -> None:
@@ -68,11 +215,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no CUDA GPU on this machine")
 
-    q, k, v = (torch.randn(1, 4, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    times = {}
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
-        for name, call in calls_to_time(q, k, v).items():
-            times[name] = host_us(call, arguments.calls, arguments.repeats)
+        times = same_calls(arguments.calls, arguments.repeats)
+        costs = changing_lengths(arguments.repeats)
     over_launch = {name: us - times["launch"] for name, us in times.items()}
     if arguments.json:
         report = {
@@ -81,15 +226,17 @@ def main() -> None:
             "limit_us": LIMIT_US,
             "host_us": times,
             "over_launch_us": over_launch,
+            "new_length_limit": NEW_LENGTH_LIMIT,
+            "changing_lengths": [
+                asdict(cost) | {"new_over_hit": cost.new_over_hit, "new_over_sdpa": cost.new_over_sdpa}
+                for cost in costs
+            ],
         }
         print(json.dumps(report, indent=2))
         return
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; microseconds of host time per call")
-    print(f"{'':40}{'call':>9}{'over launch':>13}")
-    for name, us in times.items():
-        print(f"{name:40}{us:9.2f}{over_launch[name]:13.2f}")
-    verdict = "within" if over_launch["attention"] <= LIMIT_US else "above"
-    print(f"attention() is {verdict} the limit of {LIMIT_US:.0f} µs over the launch")
+    print_same_calls(times, over_launch)
+    print_changing_lengths(costs)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from flashwright.bench.gpu_machine import GPUMachine
-from flashwright.bench.knob_effects import (
+from flashwright.compiler.nvrtc import CompileError
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.runtime.compiling import compile_many
+from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.bench.gpu_machine import GPUMachine
+from flashwright.workbench.bench.knob_effects import (
     LENGTHS,
     Base,
     Effect,
@@ -30,14 +34,11 @@ from flashwright.bench.knob_effects import (
     spread,
     write_knob_effects,
 )
-from flashwright.bench.measure import reason
-from flashwright.bench.peers import Inputs, Prepared
-from flashwright.bench.result_files import check_destination
-from flashwright.bench.timing import capture, host_us, replay_times_ms
-from flashwright.compiler import CompileError, compile_many
-from flashwright.environment import environment_record
-from flashwright.kernel_configs import FlashForwardKernelConfig
-from flashwright.progress import progress_bar
+from flashwright.workbench.bench.measure import reason
+from flashwright.workbench.bench.peers import Inputs, Prepared
+from flashwright.workbench.bench.result_files import check_destination
+from flashwright.workbench.bench.timing import capture, host_us, replay_times_ms
+from flashwright.workbench.environment import environment_record
 
 
 class Machine(GPUMachine):

@@ -17,10 +17,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from flashwright.compiler import Kernel, compile_kernel
-from flashwright.kernel_configs import get_kernel_progression_configs
-from flashwright.launch_arguments import DeviceTensor, forward_launch
-from flashwright.simulator import SimulatedGPU
+from flashwright.compiler.kernel import Kernel
+from flashwright.kernels.forward.ampere.ladder import get_kernel_progression_configs
+from flashwright.kernels.registry import family_of
+from flashwright.kernels.tensors import DeviceTensor
+from flashwright.runtime.compiling import compile_kernel
+from flashwright.simulator.gpu import SimulatedGPU
 
 LIMIT_S = {True: 1.5, False: 0.5}
 
@@ -39,7 +41,7 @@ def simulate(kernel: Kernel, heads: int, seqlen: int, check_hazards: bool, repea
         array = rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
         strides = tuple(stride // array.itemsize for stride in array.strides)
         tensors.append(DeviceTensor(name, gpu.to_device(array), config.dtype, array.shape, strides))
-    launch = forward_launch(config, *tensors)
+    launch = family_of(config).launch(config, *tensors, multiprocessors=1)
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -53,8 +55,7 @@ def simulate(kernel: Kernel, heads: int, seqlen: int, check_hazards: bool, repea
         )
         times.append(time.perf_counter() - started)
     time_s = statistics.median(times)
-    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
-    steps = blocks * (seqlen // config.B_c)
+    steps = launch.grid[0] * (seqlen // config.B_c)
     return {
         "heads": heads,
         "seqlen": seqlen,

@@ -2,7 +2,7 @@
 
 make docs                                      all of it: compiles, simulates, draws, fills (minutes)
 .venv/bin/python docs/generate.py --pages      fills the pages from the committed result files (a second)
-.venv/bin/python docs/generate.py --check      says which pages are not up to date, and changes nothing
+.venv/bin/python docs/generate.py --check      reports which pages are not up to date, and changes nothing
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--pages", action="store_true", help="only fill the pages")
-    which.add_argument("--check", action="store_true", help="only say which pages are not up to date")
+    which.add_argument("--check", action="store_true", help="only report which pages are not up to date")
     options = parser.parse_args()
     if not (options.pages or options.check):
         draw_pictures(make_facts())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,7 @@ from flashwright import (
     compile_kernel,
     parse_kernel_name_into_config,
 )
-from flashwright.program_cache import CACHE_DIRECTORY_VARIABLE, ProgramCache
+from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE, ProgramCache
 
 
 @cache
@@ -41,6 +43,16 @@ def why_no_gpu() -> str | None:
     return None
 
 
+GPU_TEST_SECONDS = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A kernel that hangs ends its test: a signal would wait for it, but a thread ends the process."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(GPU_TEST_SECONDS, method="thread"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
         pytest.skip(reason)
@@ -49,11 +61,40 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def program_cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache of this run's own, shared by its worker processes: each kernel is compiled once per run."""
-    base = tmp_path_factory.getbasetemp()
-    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "flashwright-cache"
+    directory = run_directory(tmp_path_factory) / "flashwright-cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_DIRECTORY_VARIABLE, str(directory))
         yield directory
+
+
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all worker processes of a run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(autouse=True)
+def turn_on_the_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests of several processes share the GPU; while one marked `alone` uses it, the others wait."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    alone = request.node.get_closest_marker("alone") is not None
+    with gpu_turn(run_directory(tmp_path_factory), alone=alone):
+        yield
+
+
+@contextmanager
+def gpu_turn(directory: Path, *, alone: bool) -> Iterator[None]:
+    """Holds the GPU together with others, or alone. Whoever wants it alone closes the gate first, so that nobody
+    enters while it waits for the others to leave."""
+    kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    with (directory / "gpu-gate").open("w") as gate, (directory / "gpu-room").open("w") as room:
+        fcntl.flock(gate, kind)
+        fcntl.flock(room, kind)
+        if not alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture

@@ -15,14 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashwright.attention import as_window, attention, chosen_config
-from flashwright.runtime import run_forward
-from flashwright.variant import Window
+from flashwright.attention import attention
+from flashwright.kernels.registry import parse_config
+from flashwright.operators.forward import config_chosen_for
+from flashwright.problem.options import AttentionOptions, as_window
+from flashwright.problem.window import Window
+from flashwright.runtime.forward import run_forward
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import ERROR_BOUNDS, Truth, laid_out, naive, random_case, relative_error, tensors  # noqa: E402
-from flashwright import reference  # noqa: E402
+from attention_cases import ERROR_BOUNDS, Truth, laid_out, naive, random_case, relative_error, tensors
+
+from flashwright.operators import forward
+from flashwright.runtime import reference
 
 
 def assert_is(result: Any, truth: Truth, tolerance: float = 1e-12) -> None:
@@ -111,7 +116,8 @@ def test_long_problems_are_computed_a_few_rows_at_a_time(monkeypatch):
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b)
     gradients = torch.autograd.grad(whole[0].square().sum(), (q, k, v))
-    by_hand = reference.attention_gradients(2 * whole[0], None, q, k, v, window=Window(None, 0), softcap=3.0)
+    options = AttentionOptions(Window(None, 0), softcap=3.0)
+    by_hand = reference.attention_gradients(2 * whole[0], None, q, k, v, options=options)
     for a, b in zip(gradients, by_hand, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -176,8 +182,9 @@ def test_the_simulated_kernel_computes_packed_sequences(options):
     q, k, v = (laid_out(x, "rows first") for x in (q, k, v))
     starts = [torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32) for lengths in (q_lengths, kv_lengths)]
     window = as_window(options.get("causal", False), options.get("window"))
+    config = config_chosen_for(q, k, AttentionOptions(window), None)
     out, lse = run_forward(
-        chosen_config(q, k, window, None), q, k, v, window=window, softcap=options.get("softcap", 0.0), return_lse=True,
+        config, q, k, v, window=window, softcap=options.get("softcap", 0.0), return_lse=True,
         cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], max_seqlen_q=70, max_seqlen_k=40, device="simulator",
     )  # fmt: skip
     for b, rows in enumerate(q_lengths):
@@ -198,16 +205,28 @@ def test_the_simulator_takes_arrays_as_well():
 
 
 def test_a_config_overrides_the_choice(monkeypatch):
-
-    module = sys.modules["flashwright.attention"]
     used = []
-    monkeypatch.setattr(module, "run_forward", lambda config, *a, **o: used.append(config) or (a[0], a[0][..., 0]))
+    monkeypatch.setattr(forward, "run_forward", lambda config, *a, **o: used.append(config) or (a[0], a[0][..., 0]))
     q, k, v = tensors((1, 1, 8, 64), (1, 1, 8, 64), torch.float16)
     short_form = "(FP16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax"
-    config = module.parsed_config(short_form)
+    config = parse_config(short_form)
     for given_config in (short_form, config):
         attention(q, k, v, config=given_config, family="ampere", return_lse=True, backend="simulator")
     assert used == [config, config]
+
+
+def test_a_kernel_named_for_cpu_tensors_runs_on_the_simulator(monkeypatch):
+    used = []
+    monkeypatch.setattr(forward, "run_forward", lambda config, *a, **o: used.append(config) or a[0])
+    q, k, v = tensors((1, 1, 8, 64), (1, 1, 8, 64), torch.float16)
+    config = parse_config("(FP16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax")
+    attention(q, k, v, config=config)
+    attention(q, k, v, family="hopper")
+    assert used[0] == config and type(used[1]).__name__ == "HopperForwardKernelConfig"
+    with pytest.raises(ValueError, match="config and family name a kernel, which backend='reference' does not run"):
+        attention(q, k, v, config=config, backend="reference")
+    with pytest.raises(ValueError, match="'simulator' computes no gradients"):
+        attention(q.requires_grad_(), k, v, config=config)
 
 
 # --- What is refused -------------------------------------------------------------------------------------------------

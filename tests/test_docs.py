@@ -11,26 +11,26 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
 from command_line import flashwright
+
 from flashwright import FlashForwardKernelConfig, compile_kernel
-from flashwright.bench.grid import cell_of
-from flashwright.bench.knob_effects import AGAIN, PEER, KnobEffects, bases, configs_of
-from flashwright.bench.results import CellResult, Measurement
+from flashwright.workbench.bench.grid import cell_of
+from flashwright.workbench.bench.knob_effects import AGAIN, PEER, KnobEffects, bases, configs_of
+from flashwright.workbench.bench.results import CellResult, Measurement
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
-from knob_pages.blocks import block_names, filled  # noqa: E402
-from knob_pages.kernel_facts import ARCH, facts_of, installed_nvrtc  # noqa: E402
-from knob_pages.knobs import KNOBS, values_of  # noqa: E402
-from knob_pages.machine_code import digest, machine_code  # noqa: E402
-from knob_pages.pages import PICTURES, page_paths, read_inputs, stale_pages  # noqa: E402
-from knob_pages.pictures import pictures, standalone  # noqa: E402
-from knob_pages.tables import Inputs, failures, renderers  # noqa: E402
+from knob_pages.blocks import block_names, filled
+from knob_pages.kernel_facts import ARCH, facts_of, installed_nvrtc
+from knob_pages.knobs import KNOBS, values_of
+from knob_pages.machine_code import digest, machine_code
+from knob_pages.pages import PICTURES, page_paths, read_inputs, stale_pages
+from knob_pages.pictures import pictures, standalone
+from knob_pages.tables import Inputs, failures, renderers
 
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 KNOB_PAGES = [DOCS / "knobs" / f"{knob}.md" for knob in KNOBS]
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -161,7 +161,7 @@ def test_a_block_that_cannot_be_filled_is_named(page, message):
     ("block", "arguments", "message"),
     [
         ("simulated", "teraflops", "no count is called 'teraflops'; allowed: instructions"),
-        ("code", "gemm.cuh ;; no such line ;; 3", "gemm.cuh has no line with 'no such line'"),
+        ("code", "types.cuh ;; no such line ;; 3", "types.cuh has no line with 'no such line'"),
         ("ladder", "", "no rung of the ladder turns streaming_stores"),
     ],
 )

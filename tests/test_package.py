@@ -16,6 +16,7 @@ import flashwright
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC_NAMES = {
+    "AttentionOptions",
     "AttentionVariant",
     "CompileError",
     "DType",
@@ -32,9 +33,13 @@ PUBLIC_NAMES = {
     "get_kernel_progression_configs",
     "occupancy",
     "parse_kernel_name_into_config",
+    "random_inputs",
     "rejection_reason",
     "run_forward",
     "should_autotune_config",
+    "simulate_forward",
+    "tile_shapes",
+    "warm_up",
 }
 COMPILE_A_KERNEL = """
 import json, sys
@@ -100,9 +105,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_carries_the_device_code_the_tuning_results_and_the_typing_marker(wheel):
     package = ROOT / "src" / "flashwright"
-    data = {path for pattern in ("*.cuh", "tuning/shipped/*.json") for path in package.rglob(pattern)}
+    data = {path for pattern in ("*.cuh", "choice/shipped/*.json") for path in package.rglob(pattern)}
     files = {path.relative_to(package.parent).as_posix() for path in data}
-    assert {"flashwright/cuda/ampere_forward.cuh", "flashwright/cuda/ptx/mma.cuh"} <= files
+    assert {"flashwright/cuda/ptx/mma.cuh", "flashwright/choice/shipped/h200.json"} <= files
     names = set(zipfile.ZipFile(wheel).namelist())
     assert files | {"flashwright/py.typed"} <= names
     assert [name for name in names if not name.startswith(("flashwright/", "flashwright-"))] == []

@@ -1,4 +1,4 @@
-"""Kernels with a wait or a barrier taken out of their source, and what the simulator says of them."""
+"""Kernels with a wait or a barrier taken out of their source, and what the simulator reports of them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flashwright.bench.knob_effects import early_config
-from flashwright.compiler import compile_source
-from flashwright.kernel_source import KernelSource, forward_kernel_source
-from flashwright.launch_arguments import DeviceTensor, forward_launch
-from flashwright.simulation import random_inputs
-from flashwright.simulator import SimulatedGPU, SimulationError
-from flashwright.tile_shapes import ForwardKernelTileShapes
+from flashwright.compiler.nvrtc import compile_source
+from flashwright.kernels.forward.ampere import AMPERE_FORWARD
+from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes
+from flashwright.kernels.forward.ampere.source import forward_kernel_source
+from flashwright.kernels.source import KernelSource
+from flashwright.kernels.tensors import DeviceTensor
+from flashwright.problem.reference import random_inputs
+from flashwright.runtime.simulated import SIMULATED_MULTIPROCESSORS
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.workbench.bench.knob_effects import early_config
 
-_FILE = "ampere_forward.cuh"
+_FILE = "forward/ampere.cuh"
 _REMOVALS = {
     "the wait before S = QKᵀ": (
-        "    const bool last = step + 1 == kv.range.count;\n    wait_for_copies<0>();\n",
-        "    const bool last = step + 1 == kv.range.count;\n",
+        "    Copies::wait<0>(); // @operand K\n    // After this barrier every thread's part of K",
+        "    // After this barrier every thread's part of K",
     ),
     "the barrier before S = QKᵀ": (
         "    __syncthreads();\n    if constexpr (cfg::two_kv_stages) {\n        if (!last)",
@@ -60,7 +64,8 @@ def _verdict(source: KernelSource, arch: str) -> tuple[str, str]:
         DeviceTensor(name, gpu.to_device(array), config.dtype, array.shape, strides)
         for name, array in zip("qkvo", [*arrays, np.zeros_like(arrays[0])], strict=True)
     ]
-    launch, shapes = forward_launch(config, *tensors), ForwardKernelTileShapes(config)
+    launch = AMPERE_FORWARD.launch(config, *tensors, multiprocessors=SIMULATED_MULTIPROCESSORS)
+    shapes = ForwardKernelTileShapes(config)
     try:
         gpu.load(program.ptx).launch(
             program.name, launch.grid, (shapes.threads, 1, 1), shapes.shared_bytes, [bytes(launch.arguments)]

@@ -1,4 +1,4 @@
-"""What the compiler and the simulator say of every kernel on the pages.
+"""What the compiler and the simulator report of every kernel on the pages.
 
 They are kept in a file, so that filling the pages takes no time. Counts are of PTX, and so of one compiler version,
 which the file names.
@@ -12,15 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashwright.architectures import architecture
-from flashwright.bench.result_files import read_document, write_document
-from flashwright.compiler import Kernel, compile_many, nvrtc_version
-from flashwright.explain.ampere import shared_map, work_per_step
-from flashwright.explain.execution import STEADY_ITERATION, execute, step_counts
-from flashwright.explain.instruction_kinds import kind_of_ptx
-from flashwright.kernel_configs import FlashForwardKernelConfig
-from flashwright.occupancy import occupancy
-from flashwright.progress import progress_bar
+from flashwright.compiler.kernel import Kernel
+from flashwright.compiler.nvrtc import nvrtc_version
+from flashwright.compiler.occupancy import occupancy
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.explain import shared_map, work_per_step
+from flashwright.runtime.compiling import compile_many
+from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.bench.result_files import read_document, write_document
+from flashwright.workbench.explain.execution import STEADY_ITERATION, execute, step_counts
+from flashwright.workbench.explain.instruction_kinds import kind_of_ptx
 
 from .broken_kernels import BrokenKernel, broken_kernels
 from .machine_code import digest, machine_code
@@ -99,7 +100,7 @@ def gather(configs: Sequence[FlashForwardKernelConfig], *, progress: bool = True
 def facts_of(kernel: Kernel[FlashForwardKernelConfig]) -> KernelFacts:
     config, resident = kernel.config, occupancy(kernel, kernel.arch)
     execution = execute(kernel, KEYS // config.B_c - config.peeled_first_step)
-    step = step_counts(execution, shared_map(config, architecture(kernel.arch)))
+    step = step_counts(execution, shared_map(config))
     first, end = execution.iterations[STEADY_ITERATION]
     kinds = Counter(kind_of_ptx(entry.opcode).value for entry in execution.trace[first:end])
     totals = execution.run.counters

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashwright.bench.knob_effects import Base, bases
-from flashwright.kernel_configs import FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.workbench.bench.knob_effects import Base, bases
 
 KNOBS = {
     "dtype": "element type of Q, K, V and O",

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from flashwright.bench.grid_plot import length_text
-from flashwright.bench.results import OURS, BenchResult, CellResult, label_of, mean_ratio
-from flashwright.ladder import Ladder
+from flashwright.workbench.bench.grid_plot import length_text
+from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, label_of, mean_ratio
+from flashwright.workbench.ladder import Ladder
 
 from .markdown import table
 
@@ -47,7 +47,7 @@ def _conditions(result: BenchResult, labels: str) -> str:
 
 
 def ladder_table(ladder: Ladder) -> str:
-    """Every rung with what the compiler and the simulator say of it, and its time."""
+    """Every rung with what the compiler and the simulator report of it, and its time."""
     header = ["", "change", "registers", "bank conflicts", "instructions per KV step", "TFLOP/s"]
     timed = [rung for rung in ladder.rungs if rung.gpu is not None]
     peers = list(timed[0].gpu.ratios) if timed and timed[0].gpu else []

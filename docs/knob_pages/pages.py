@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from flashwright.bench.knob_effects import bases, configs_of, read_knob_effects
-from flashwright.bench.result_files import write_atomically
-from flashwright.bench.results import read_result
-from flashwright.ladder import read_ladder
-from flashwright.progress import progress_bar
+from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.bench.knob_effects import bases, configs_of, read_knob_effects
+from flashwright.workbench.bench.result_files import write_atomically
+from flashwright.workbench.bench.results import read_result
+from flashwright.workbench.ladder import read_ladder
 
 from .blocks import filled
 from .kernel_facts import FactsFile, gather, read_facts, write_facts

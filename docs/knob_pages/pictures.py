@@ -12,19 +12,19 @@ from functools import cache, partial
 from importlib import resources
 from itertools import pairwise
 
-from flashwright.bench.knob_effects import bases
-from flashwright.compiler import compile_kernel
-from flashwright.explain import ConfigFacts, explain_config
-from flashwright.explain.execution import execute
-from flashwright.explain.facts import Phase, Span, Timeline
-from flashwright.explain.instruction_kinds import Kind
-from flashwright.explain.pictures.banks import banks_picture
-from flashwright.explain.pictures.fragments import fragments_picture
-from flashwright.explain.pictures.registers import registers_picture
-from flashwright.explain.pictures.shared_map import shared_map_picture
-from flashwright.explain.pictures.svg import line, picture, rect, tag, text
-from flashwright.explain.pictures.timeline import timeline_picture
-from flashwright.kernel_configs import FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.runtime.compiling import compile_kernel
+from flashwright.workbench.bench.knob_effects import bases
+from flashwright.workbench.explain.execution import execute
+from flashwright.workbench.explain.facts import ConfigFacts, Phase, Span, Timeline
+from flashwright.workbench.explain.gather import explain_config
+from flashwright.workbench.explain.instruction_kinds import Kind
+from flashwright.workbench.explain.pictures.banks import banks_picture
+from flashwright.workbench.explain.pictures.fragments import fragments_picture
+from flashwright.workbench.explain.pictures.registers import registers_picture
+from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
+from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
+from flashwright.workbench.explain.pictures.timeline import timeline_picture
 
 from .kernel_facts import ARCH, KEYS, FactsFile, KernelFacts
 from .knobs import KnobValue, values_of
@@ -134,7 +134,7 @@ def standalone(svg: str) -> str:
 @cache
 def _stylesheet() -> str:
     """The colours and the rules for pictures out of the stylesheet of `explain`."""
-    css = (resources.files("flashwright") / "explain" / "page.css").read_text("utf-8")
+    css = (resources.files("flashwright.workbench.explain") / "page.css").read_text("utf-8")
     colours = re.search(
         r":root \{.*?\n\}\n@media screen and \(prefers-color-scheme: dark\) \{.*?\n\}\n", css, re.DOTALL
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,12 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from flashwright.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
-from flashwright.bench.results import BenchResult
-from flashwright.explain import ampere
-from flashwright.explain.instruction_kinds import Kind
-from flashwright.kernel_configs import FlashForwardKernelConfig, parse_kernel_name_into_config
-from flashwright.ladder import Ladder
+from flashwright.kernels.forward.ampere import explain as ampere
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
+from flashwright.workbench.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
+from flashwright.workbench.bench.results import BenchResult
+from flashwright.workbench.explain.instruction_kinds import Kind
+from flashwright.workbench.ladder import Ladder
 
 from .blocks import Renderer
 from .kernel_facts import KEYS, FactsFile, KernelFacts
@@ -24,6 +26,7 @@ from .measured import ampere_table, bench_table, ladder_table
 
 MEASURED_BY = "PYTHONPATH=src python benchmarks/knob_effects.py benchmarks/results/knob_effects_h200.json"
 DEVICE_CODE = "src/flashwright/cuda"
+_MARKERS = re.compile(r" *// @.*$")
 _FLOAT_KINDS = (Kind.FLOAT.value, Kind.EXPONENTIAL.value)
 _OTHER_KINDS = (Kind.INTEGER.value, Kind.MOVE.value, Kind.CONTROL.value)
 
@@ -190,12 +193,12 @@ def _rung(ladder: Ladder, knob: str) -> str:
     )
     if before is None or after is None:
         raise ValueError(f"no rung of the ladder turns {knob}")
-    told = f"On the [ladder](../performance.md#the-ladder), rung {after.rung.number} ({after.rung.change})"
+    described = f"On the [ladder](../performance.md#the-ladder), rung {after.rung.number} ({after.rung.change})"
     if before.gpu is None or after.gpu is None:
-        return f"{told} has not been timed beside the one before."
+        return f"{described} has not been timed beside the one before."
     tflops, ratios = zip(*((each.tflops, each.ratios[PEER]) for each in (before.gpu, after.gpu)), strict=True)
     return (
-        f"{told}: {tflops[0]:.0f} → {tflops[1]:.0f} TFLOP/s, {ratios[0]:.3f} → {ratios[1]:.3f} × FlashAttention-2 "
+        f"{described}: {tflops[0]:.0f} → {tflops[1]:.0f} TFLOP/s, {ratios[0]:.3f} → {ratios[1]:.3f} × FlashAttention-2 "
         "(bf16, d_head 128, 4,096 rows)."
     )
 
@@ -206,9 +209,10 @@ def _command(knob: str, base: str) -> str:
 
 
 def _code(root: Path, arguments: str) -> str:
-    """`FILE ;; TEXT ;; COUNT`: lines of the device code, from the one that contains a text."""
+    """`FILE ;; TEXT ;; COUNT`: lines of the device code, from the one that contains a text, without markers."""
     name, start, count = (part.strip() for part in arguments.split(";;"))
-    lines = (root / DEVICE_CODE / name).read_text("utf-8").splitlines()
+    text = (root / DEVICE_CODE / name).read_text("utf-8")
+    lines = [_MARKERS.sub("", line) for line in text.splitlines()]
     first = next((index for index, line in enumerate(lines) if start in line), None)
     if first is None:
         raise ValueError(f"{name} has no line with {start!r}")
@@ -249,13 +253,13 @@ def _turned(effects: KnobEffects | None, base: Base, knob: str) -> str:
     """Each other value and how many times as fast the kernel is with it; of another problem, how many times FA-2."""
     if effects is None:
         return "not measured yet"
-    told = []
+    described = []
     for value in values_of(knob, only=base.name):
         if value.is_own:
             continue
         found = None if value.config is None else effect(effects, base, value.config, LENGTHS[-1])
-        told.append(f"{value.value}: {_summary(found)}")
-    return "; ".join(told)
+        described.append(f"{value.value}: {_summary(found)}")
+    return "; ".join(described)
 
 
 def _summary(found: Effect | str | None) -> str:

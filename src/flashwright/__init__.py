@@ -1,12 +1,9 @@
 """FlashAttention kernels you can read, configure, simulate, tune and use, with or without a GPU."""
 
-from flashwright.attention import attention
-from flashwright.compiler import CompileError, Kernel, compile_kernel, compile_many
-from flashwright.families import parse_config
-from flashwright.hopper.config import HopperForwardKernelConfig, parse_hopper_config
-from flashwright.hopper.ladder import get_hopper_progression, get_hopper_progression_configs
-from flashwright.hopper.shapes import HopperTileShapes
-from flashwright.hopper.space import get_hopper_configs, hopper_rejection_reason
+from flashwright.attention import attention, warm_up
+from flashwright.compiler.kernel import Kernel
+from flashwright.compiler.nvrtc import CompileError
+from flashwright.compiler.occupancy import Occupancy, occupancy
 from flashwright.integrations.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -14,25 +11,31 @@ from flashwright.integrations.flash_attn import (
     flash_attn_varlen_func,
 )
 from flashwright.integrations.sdpa import scaled_dot_product_attention
-from flashwright.kernel_configs import (
-    DType,
-    FlashForwardKernelConfig,
-    LadderRung,
-    get_autotuning_kernel_configs,
-    get_kernel_progression,
-    get_kernel_progression_configs,
-    parse_kernel_name_into_config,
-    rejection_reason,
-    should_autotune_config,
-)
-from flashwright.occupancy import Occupancy, occupancy
-from flashwright.runtime import GPUError, run_forward
-from flashwright.tile_shapes import ForwardKernelTileShapes
-from flashwright.variant import AttentionVariant, Window
-
-__version__ = "0.1.0"
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.ladder import get_kernel_progression, get_kernel_progression_configs
+from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
+from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes
+from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
+from flashwright.kernels.forward.hopper.config import HopperForwardKernelConfig
+from flashwright.kernels.forward.hopper.ladder import get_hopper_progression, get_hopper_progression_configs
+from flashwright.kernels.forward.hopper.names import parse_hopper_config
+from flashwright.kernels.forward.hopper.shapes import HopperTileShapes
+from flashwright.kernels.forward.hopper.space import get_hopper_configs, hopper_rejection_reason
+from flashwright.kernels.ladder import LadderRung
+from flashwright.kernels.registry import parse_config, rejection_reason, should_autotune_config, tile_shapes
+from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.reference import random_inputs
+from flashwright.problem.variant import AttentionVariant
+from flashwright.problem.window import Window
+from flashwright.runtime.compiling import compile_kernel, compile_many
+from flashwright.runtime.devices import GPUError
+from flashwright.runtime.forward import run_forward
+from flashwright.runtime.simulated import simulate_forward
+from flashwright.version import __version__
 
 __all__ = [
+    "AttentionOptions",
     "AttentionVariant",
     "CompileError",
     "DType",
@@ -45,6 +48,7 @@ __all__ = [
     "LadderRung",
     "Occupancy",
     "Window",
+    "__version__",
     "attention",
     "compile_kernel",
     "compile_many",
@@ -63,8 +67,12 @@ __all__ = [
     "parse_config",
     "parse_hopper_config",
     "parse_kernel_name_into_config",
+    "random_inputs",
     "rejection_reason",
     "run_forward",
     "scaled_dot_product_attention",
     "should_autotune_config",
+    "simulate_forward",
+    "tile_shapes",
+    "warm_up",
 ]

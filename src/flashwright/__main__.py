@@ -1,5 +1,5 @@
 """`python -m flashwright` is the `flashwright` command."""
 
-from flashwright.cli import main
+from flashwright.cli.app import main
 
 main()

@@ -1,35 +1,27 @@
-"""`attention()`: checks what it is given, chooses a kernel, and runs it where the tensors are.
-
-A call on a GPU that needs no gradient goes straight to the launch; everything else that PyTorch may ask of a function
-(gradients, `torch.compile`, fake tensors, `vmap`) goes through the custom operators of `integrations.torch_ops`.
-"""
+"""The public functions: `attention()`, and `warm_up()`, which compiles ahead what it will need."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from flashwright.defaults import default_config
-from flashwright.families import ForwardKernelConfig, family_named, family_of, parse_config
-from flashwright.gpu import ForwardPlan, GPUError, PlanCache, make_plan
-from flashwright.kernel_configs import MAX_D_HEAD, DType
-from flashwright.runtime import run_forward
-from flashwright.tile_shapes import VECTOR_BYTES
-from flashwright.variant import Window
-
-if TYPE_CHECKING:
-    import torch
+from flashwright.compiler.kernel import Kernel
+from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.registry import family_named
+from flashwright.operators.forward import call_kind, config_chosen_for, forget_plans, run_on_simulator
+from flashwright.operators.plain_calls import is_plain_call
+from flashwright.operators.warming import compile_ahead, needed_kernels
+from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.shapes import check_shapes, is_empty
+from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, require_torch
+from flashwright.runtime.plans import CallKind
+from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 BACKENDS = ("gpu", "simulator", "reference")
-CAUSAL_ALIGNMENTS = {"bottom-right": True, "top-left": False}
-HEAD_DIM_STEP = 8
-
-UNLIMITED = -1
-"""What `flash_attn` writes for a side of a window without a limit; None means the same here."""
 
 
 def attention(
@@ -43,7 +35,7 @@ def attention(
     softcap: float = 0.0,
     return_lse: bool = False,
     family: str | None = None,
-    config: ForwardKernelConfig | str | None = None,
+    config: KernelConfig | str | None = None,
     backend: str | None = None,
 ) -> Any:
     """softmax(q·kᵀ·scale)·v, without ever holding the scores in memory.
@@ -53,343 +45,180 @@ def attention(
     dtype fp16 or bf16 (any floating point for the reference). Any strides will do; a tensor whose rows are not
     contiguous and 16-byte aligned is copied once per call.
 
-    - `causal`: a row does not look at later keys. True and "bottom-right" align the last row with the last key
+    - `causal`: a row attends to no later key. True and "bottom-right" align the last row with the last key
       (as `flash_attn`), "top-left" the first row with the first key (as PyTorch).
-    - `window`: (left, right), how many keys before and after its own position a row looks at; -1 or None: no limit.
+    - `window`: (left, right), how many keys before and after its own position a row attends to; -1 or None: no limit.
     - `scale`: 1/√head_dim unless given. `softcap` c > 0: scores s become c·tanh(s/c).
     - `return_lse`: also return the log-sum-exp of each row's scores, (batch, heads, rows) in fp32.
     - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel.
     - `backend`: "gpu" (for CUDA tensors), "reference" (plain PyTorch; for all others), or "simulator" (the kernel
-      itself, on CPU tensors or NumPy arrays; no gradients). Chosen by the tensors' device unless given.
+      itself, on CPU tensors or NumPy arrays; no gradients). Chosen by the tensors' device unless given; CPU tensors
+      with a `config` or a `family` run on the simulator.
 
-    Rows with nothing to look at are 0, and their log-sum-exp is -inf. Gradients flow to q, k and v, from the
+    Rows with no key to attend to are 0, and their log-sum-exp is -inf. Gradients flow to q, k and v, from the
     log-sum-exp too.
     """
-    if isinstance(q, np.ndarray):
-        return _attention_of_arrays(q, k, v, causal, window, scale, softcap, return_lse, family, config, backend)
-    torch = _require_torch()
     if window.__class__ is list:
         window = tuple(window)
-    if not torch.compiler.is_compiling() and needs_no_dispatcher(torch, q, k, v):
-        # All that a plan depends on. Tensors elsewhere have other device indices, and fail when the plan is made.
-        key = (
-            q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype,
-            q.get_device(), k.get_device(), v.get_device(),
+    if not isinstance(q, np.ndarray) and is_plain_call(q, k, v):
+        # All that a kind of call depends on. Tensors elsewhere have other device indices, and fail when it is made.
+        request = (
+            q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(),
             causal, window, scale, softcap, return_lse, family, config, backend,
         )  # fmt: skip
-        try:
-            plan = _plans.get(key) or _remember_plan(
-                key, q, k, v, causal, window, scale, softcap, return_lse, family, config, backend
-            )
-            if plan is not None:
-                out, lse = plan.run(q, k, v)
+        kind = _kinds.get(request)
+        if kind is None and backend in (None, "gpu"):
+            kind = _kinds[request] = _new_kind(q, k, v, causal, window, scale, softcap, return_lse, family, config)
+        if kind is not None:
+            out = kind.torch.empty_like(q)
+            layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
+            arrangement = kind.arrangements.get(layout)
+            if arrangement is None and not is_empty(q.shape, k.shape):
+                arrangement = kind.arrange(layout, q, k, v, out)
+            if arrangement is not None:
+                out, lse = arrangement.run(q, k, v, out)
                 return (out, lse) if return_lse else out
-        except ValueError:  # rows that must be copied first, or what is wrong is said below
-            pass
 
-    backend = _checked_backend(torch, q, k, v, backend)
-    check_options(scale, softcap, family)
-    resolved = as_window(causal, window)
-    if backend == "reference":
-        from flashwright.reference import attention_reference
-
-        out, lse = attention_reference(q, k, v, scale=scale, window=resolved, softcap=softcap)
-    elif backend == "simulator":
-        _refuse_gradients(torch, q, k, v)
-        out, lse = run_kernel(
-            q, k, v, scale=scale, window=resolved, softcap=softcap, with_lse=return_lse,
-            config=config, family=family, simulated=True,
-        )  # fmt: skip
-    else:
-        from flashwright.integrations import torch_ops
-
-        if family is not None and config is None and not is_empty(q, k):
-            config = chosen_config(q, k, resolved, None, family=family)
-        name = "" if config is None else config if isinstance(config, str) else config.short_form()
-        out, lse = torch_ops.forward(
-            q, k, v, scale=scale, window=resolved, softcap=softcap, with_lse=return_lse, config=name
-        )
+    backend = _checked_backend(q, k, v, backend, named_kernel=config is not None or family is not None)
+    options = AttentionOptions.of(causal, window, scale, softcap)
+    if family is not None:
+        family_named(family)
+    out, lse = _run(q, k, v, backend, options, return_lse, family, config)
     return (out, lse) if return_lse else out
+
+
+def warm_up(
+    head_dim: int,
+    dtype: Any = "bf16",
+    *,
+    causal: bool | str = False,
+    window: Sequence[int | None] | None = None,
+    softcap: float = 0.0,
+    grouped: bool = False,
+    training: bool = False,
+    packed: bool = False,
+    family: str | None = None,
+    device: Any = None,
+    arch: str | None = None,
+    progress: bool = False,
+) -> list[Kernel[Any]]:
+    """Compiles what calls of `attention()` with such arguments need, whatever their lengths, on all cores.
+
+    The first use of each kind of call compiles for a second or two otherwise. `dtype` is fp16 or bf16; `causal`,
+    `window`, `softcap` and `family` are those of the calls; `grouped`: q has more heads than k and v; `training`:
+    gradients will be computed too; `packed`: sequences packed by cu_seqlens. On a GPU (`device`, by default the current
+    one) the kernels are loaded as well. Elsewhere `arch` ("sm_90") says what to compile for, into the cache on disk.
+    Returns the kernels.
+    """
+    options = AttentionOptions.of(causal, window, None, softcap)
+    check_shapes((1, 1, 1, head_dim), (1, 1, 1, head_dim), (1, 1, 1, head_dim))
+    index, gpu = _gpu_to_warm_up(device, arch)
+    wanted = needed_kernels(
+        head_dim, DType.parse(str(dtype) if not isinstance(dtype, DType) else dtype), options, gpu,
+        grouped=grouped, training=training, packed=packed, family=family,
+    )  # fmt: skip
+    return compile_ahead(wanted, gpu.arch, index, progress=progress)
+
+
+def _gpu_to_warm_up(device: Any, arch: str | None) -> tuple[int | None, GPUModel]:
+    if arch is not None:
+        return None, GPUModel.of_architecture("", arch)
+    if not gpu_available():
+        raise GPUError("there is no GPU to warm up; name what to compile for, e.g. arch='sm_90'")
+    torch = require_torch("warm_up")
+    chosen = torch.device("cuda" if device is None else device)
+    index = torch.cuda.current_device() if chosen.index is None else chosen.index
+    return index, gpu_model(index)
+
+
+def _run(
+    q: Any,
+    k: Any,
+    v: Any,
+    backend: str,
+    options: AttentionOptions,
+    return_lse: bool,
+    family: str | None,
+    config: KernelConfig | str | None,
+) -> tuple[Any, Any]:
+    if backend == "simulator":
+        return run_on_simulator(q, k, v, options, with_lse=return_lse, config=config, family=family)
+    if backend == "reference":
+        from flashwright.runtime.reference import attention_reference
+
+        return attention_reference(q, k, v, options=options)
+    from flashwright.operators import torch_ops
+
+    if family is not None and config is None and not is_empty(q.shape, k.shape):
+        config = config_chosen_for(q, k, options, family)
+    name = "" if config is None else config if isinstance(config, str) else config.short_form()
+    return torch_ops.forward(q, k, v, torch_ops.Request(options, return_lse, name))
 
 
 # --- Straight to the launch ----------------------------------------------------------------------------------------
 
 
-_plans = PlanCache()
+_kinds: dict[tuple[Any, ...], CallKind] = {}
 
 
-def forget_plans() -> None:
-    """Calls choose their kernels anew."""
-    _plans.clear()
-
-
-def needs_no_dispatcher(torch: Any, q: Any, k: Any, v: Any) -> bool:
-    """Whether nothing watches this call but the GPU: no gradient, no fake, traced, wrapped or batched tensors."""
-    plain = torch.Tensor
-    return (
-        q.__class__ is plain
-        and k.__class__ is plain
-        and v.__class__ is plain
-        and q.is_cuda
-        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-        and torch.autograd.forward_ad._current_level < 0
-    )
-
-
-def _remember_plan(
-    key: tuple[Any, ...],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+def _new_kind(
+    q: Any,
+    k: Any,
+    v: Any,
     causal: bool | str,
     window: Any,
     scale: float | None,
     softcap: float,
     return_lse: bool,
     family: str | None,
-    config: ForwardKernelConfig | str | None,
-    backend: str | None,
-) -> ForwardPlan | None:
-    """None if the call needs more than a launch: another backend, or a result for tensors without elements."""
-    if _checked_backend(_require_torch(), q, k, v, backend) != "gpu":
-        return None
-    check_options(scale, softcap, family)
-    resolved = as_window(causal, window)
-    if is_empty(q, k):
-        return None
-    chosen = chosen_config(q, k, resolved, config, family=family)
-    plan = make_plan(chosen, q, k, v, scale=scale, window=resolved, softcap=softcap, return_lse=return_lse)
-    return _plans.remember(key, plan)
+    config: KernelConfig | str | None,
+) -> CallKind:
+    check_tensors(q, k, v)
+    check_kernel_dtype(q)
+    if family is not None:
+        family_named(family)
+    if len(_kinds) >= CallKind.MOST_ARRANGEMENTS:
+        _kinds.clear()
+    options = AttentionOptions.of(causal, window, scale, softcap)
+    return call_kind(options, DType.parse(str(q.dtype)), q.device.index, return_lse, config, family)
 
 
-def run_kernel(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    scale: float | None,
-    window: Window,
-    softcap: float,
-    with_lse: bool,
-    config: ForwardKernelConfig | str | None,
-    family: str | None = None,
-    simulated: bool = False,
-) -> tuple[Any, Any]:
-    """The kernel on checked tensors of any layout: output, and the log-sum-exp or None."""
-    if is_empty(q, k):
-        return _nothing_attended(q, with_lse)
-    chosen = chosen_config(q, k, window, config, family=family)
-    out = None if simulated else empty_output(q)
-    q, k, v = (with_vector_rows(x) for x in (q, k, v))
-    result = run_forward(
-        chosen, q, k, v, scale=scale, window=window, softcap=softcap, return_lse=with_lse, out=out,
-        device="simulator" if simulated else None,
-    )  # fmt: skip
-    return result if with_lse else (result, None)
+def forget_kinds() -> None:
+    """Calls choose their kernels anew."""
+    _kinds.clear()
+    forget_plans()
 
 
-def _nothing_attended(q: Any, with_lse: bool) -> tuple[Any, Any]:
+# --- Checks --------------------------------------------------------------------------------------------------------
+
+
+def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kernel: bool) -> str:
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"backend: {backend!r} is not known; allowed: {', '.join(map(repr, BACKENDS))}")
     if isinstance(q, np.ndarray):
-        return np.zeros_like(q), np.full(q.shape[:3], -np.inf, np.float32) if with_lse else None
-    torch = _require_torch()
-    out = empty_output(q).zero_()
-    if not with_lse:
-        return out, None
-    return out, torch.full(q.shape[:3], -math.inf, dtype=torch.float32, device=q.device)
-
-
-def is_empty(q: Any, k: Any) -> bool:
-    """Whether there is no row to compute, or no key to look at."""
-    return 0 in q.shape or 0 in k.shape
-
-
-def empty_output(q: torch.Tensor) -> torch.Tensor:
-    """Room for the output: laid out as q, or contiguous where q's rows are not."""
-    torch = _require_torch()
-    out = torch.empty_like(q)
-    return out if out.stride(-1) == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
-
-
-def has_vector_rows(x: torch.Tensor) -> bool:
-    """Whether the kernel can read the rows in 16-byte vectors, the address apart."""
-    elements = VECTOR_BYTES // x.element_size()
-    *outer, inner = x.stride()
-    return inner == 1 and not any(s % elements and n > 1 for s, n in zip(outer, x.shape, strict=False))
-
-
-def with_vector_rows(x: Any) -> Any:
-    """The tensor itself if the kernel can read its rows in 16-byte vectors, otherwise a copy."""
-    if isinstance(x, np.ndarray):
-        strides = [stride for stride, n in zip(x.strides[:-1], x.shape, strict=False) if n > 1]
-        fits = x.strides[-1] == x.itemsize and not any(s % VECTOR_BYTES or s < 0 for s in strides)
-        return x if fits else np.ascontiguousarray(x)
-    if has_vector_rows(x) and x.data_ptr() % VECTOR_BYTES == 0:
-        return x
-    return x.clone(memory_format=_require_torch().contiguous_format)
-
-
-# --- Which kernel --------------------------------------------------------------------------------------------------
-
-
-def chosen_config(
-    q: Any,
-    k: Any,
-    window: Window,
-    config: ForwardKernelConfig | str | None,
-    *,
-    family: str | None = None,
-    lengths: tuple[int, int] | None = None,
-) -> ForwardKernelConfig:
-    """The config that was asked for, or the default for the GPU and the problem."""
-    dtype, head_dim = DType.parse(str(q.dtype)), q.shape[3]
-    if config is None or config == "":
-        q_length, kv_length = lengths or (q.shape[2], k.shape[2])
-        gpu = None if isinstance(q, np.ndarray) or not q.is_cuda else _gpu_name(q.device.index)
-        return default_config(
-            dtype, head_dim, causal=window.right is not None, q_length=q_length, kv_length=kv_length, gpu=gpu,
-            family=family,
-        )  # fmt: skip
-    chosen = parsed_config(config) if isinstance(config, str) else config
-    if not isinstance(chosen, ForwardKernelConfig):
-        raise TypeError(f"config: expected a config of a kernel family or its short form, got {type(config).__name__}")
-    if family is not None and family_of(chosen).name != family:
-        raise ValueError(f"config: {chosen} is not of the {family} family, which was asked for too")
-    if chosen.dtype != dtype:
-        raise ValueError(f"config: {chosen} computes {chosen.dtype.name}, but q is {dtype.name}")
-    if head_dim > chosen.d_head:
-        raise ValueError(f"config: {chosen} computes head dimensions up to {chosen.d_head}, but q has {head_dim}")
-    return chosen
-
-
-parsed_config = lru_cache(maxsize=256)(parse_config)
-
-
-@cache
-def _gpu_name(device_index: int) -> str:
-    return _require_torch().cuda.get_device_name(device_index)
-
-
-# --- What is asked for ---------------------------------------------------------------------------------------------
-
-
-def as_window(causal: bool | str, window: Any) -> Window:
-    """`causal` and `window` as the one thing that they are to the kernel."""
-    bottom_right = True
-    if isinstance(causal, str):
-        if causal not in CAUSAL_ALIGNMENTS:
-            raise ValueError(f"causal: {causal!r} is not allowed; allowed: True, False, {_listed(CAUSAL_ALIGNMENTS)}")
-        bottom_right = CAUSAL_ALIGNMENTS[causal]
-    elif causal not in (True, False):
-        raise ValueError(f"causal: {causal!r} is not allowed; allowed: True, False, {_listed(CAUSAL_ALIGNMENTS)}")
-    if window is None:
-        left = right = None
-    else:
-        if not isinstance(window, Sequence) or isinstance(window, str) or len(window) != 2:
-            raise ValueError(f"window: {window!r} is not allowed; allowed: None, or a pair (left, right)")
-        left, right = (_limit(window, side) for side in window)
-    return Window(left, 0 if causal else right, bottom_right)
-
-
-def _limit(window: Any, side: Any) -> int | None:
-    if side is None or side == UNLIMITED:
-        return None
-    if isinstance(side, bool) or not isinstance(side, int) or side < 0:
-        raise ValueError(f"window: {window!r} is not allowed; each side must be None, -1 (no limit) or at least 0")
-    return side
-
-
-def _checked_backend(torch: Any, q: Any, k: Any, v: Any, backend: str | None) -> str:
+        return _checked_array_backend(q, k, v, backend)
+    torch = require_torch("attention")
     check_tensors(q, k, v)
     check_shapes(q.shape, k.shape, v.shape)
     if backend is None:
-        backend = "gpu" if q.is_cuda else "reference"
-    elif backend not in BACKENDS:
-        raise ValueError(f"backend: {backend!r} is not known; allowed: {_listed(BACKENDS)}")
+        on_simulator = named_kernel and q.device.type == "cpu"
+        backend = "gpu" if q.is_cuda else "simulator" if on_simulator else "reference"
     elif backend == "gpu" and not q.is_cuda:
         raise ValueError(f"backend: 'gpu' needs CUDA tensors, but q is on {q.device}")
     elif backend == "simulator" and q.device.type != "cpu":
         raise ValueError(f"backend: 'simulator' needs CPU tensors or NumPy arrays, but q is on {q.device}")
+    elif backend == "reference" and named_kernel:
+        raise ValueError("config and family name a kernel, which backend='reference' does not run; leave them out")
     if backend != "reference":
         check_kernel_dtype(q)
-    return backend
-
-
-def check_tensors(q: Any, k: Any, v: Any) -> None:
-    """Raises for tensors that are not of one device and one dtype that is computed there."""
-    torch = _require_torch()
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}; all tensors must be on one device")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name}: dtype {tensor.dtype} is not allowed; allowed: floating point")
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"{name}: dtype {tensor.dtype} differs from q's, {q.dtype}")
-
-
-def check_kernel_dtype(q: Any) -> None:
-    torch = _require_torch()
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(
-            f"q: dtype {q.dtype} is not allowed; allowed: torch.float16, torch.bfloat16 (backend='reference' computes "
-            "any floating point)"
-        )
-
-
-def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
-    """Raises `ValueError` for shapes that are not attention's."""
-    for name, shape in (("q", q), ("k", k), ("v", v)):
-        if len(shape) != 4:
-            raise ValueError(f"{name}: shape {tuple(shape)} is not allowed; allowed: (batch, heads, rows, head_dim)")
-    if tuple(k) != tuple(v):
-        raise ValueError(f"k and v must have the same shape; got {tuple(k)} and {tuple(v)}")
-    if q[0] != k[0]:
-        raise ValueError(f"k: batch is {k[0]}, but q's is {q[0]}")
-    if q[3] != k[3]:
-        raise ValueError(f"k: head_dim is {k[3]}, but q's is {q[3]}")
-    if q[3] % HEAD_DIM_STEP or not 0 < q[3] <= MAX_D_HEAD:
-        raise ValueError(
-            f"q: head_dim {q[3]} is not allowed; allowed: multiples of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to "
-            f"{MAX_D_HEAD}"
-        )
-    if q[1] != k[1] and (k[1] == 0 or q[1] % k[1]):
-        raise ValueError(f"q has {q[1]} heads, which is not a multiple of the {k[1]} heads of k and v")
-
-
-def check_options(scale: float | None, softcap: float, family: str | None = None) -> None:
-    """Raises `ValueError` for numbers and names that are not attention's."""
-    if scale is not None and not 0 < scale < math.inf:
-        raise ValueError(f"scale: {scale} is not allowed; allowed: None (1/√head_dim), or a positive finite number")
-    if not 0 <= softcap < math.inf:
-        raise ValueError(f"softcap: {softcap} is not allowed; allowed: 0 (none), or a positive finite number")
-    if family is not None:
-        family_named(family)
-
-
-def _refuse_gradients(torch: Any, *tensors: Any) -> None:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if backend == "simulator" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError(
             "backend: 'simulator' computes no gradients; call it under torch.no_grad(), or use backend='reference'"
         )
+    return backend
 
 
-def _attention_of_arrays(
-    q: np.ndarray,
-    k: Any,
-    v: Any,
-    causal: bool | str,
-    window: Any,
-    scale: float | None,
-    softcap: float,
-    return_lse: bool,
-    family: str | None,
-    config: ForwardKernelConfig | str | None,
-    backend: str | None,
-) -> Any:
+def _checked_array_backend(q: np.ndarray, k: Any, v: Any, backend: str | None) -> str:
     if backend != "simulator":
         raise ValueError(f"backend: {backend!r} does not compute NumPy arrays; allowed: 'simulator'")
     for name, array in (("k", k), ("v", v)):
@@ -399,29 +228,4 @@ def _attention_of_arrays(
             raise ValueError(f"{name}: dtype {array.dtype} differs from q's, {q.dtype}")
     check_shapes(q.shape, k.shape, v.shape)
     DType.parse(str(q.dtype))
-    check_options(scale, softcap, family)
-    out, lse = run_kernel(
-        q,
-        k,
-        v,
-        scale=scale,
-        window=as_window(causal, window),
-        softcap=softcap,
-        with_lse=return_lse,
-        config=config,
-        family=family,
-        simulated=True,
-    )
-    return (out, lse) if return_lse else out
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def _require_torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise GPUError("attention needs PyTorch; install it with: pip install 'flashwright[torch]'") from error
-    return torch
+    return backend

@@ -1,16 +1,9 @@
-"""`attention()` on a GPU: any problem as accurately as PyTorch's own kernels, as a part of PyTorch.
-
-"As accurately" is at most 1.3 times the error, against float64, of PyTorch's FlashAttention on the same inputs; where
-that does not compute a problem, of PyTorch's memory-efficient kernel, or of the eager computation in the same dtype.
-"""
+"""`attention()` on a GPU: any problem as accurately as PyTorch's own kernels, as a part of PyTorch."""
 
 from __future__ import annotations
 
 import math
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,78 +11,52 @@ import pytest
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
-from torch.nn import functional  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from attention_cases import Case, laid_out, random_case, relative_error
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_cases import Case, laid_out, random_case, relative_error  # noqa: E402
-from flashwright.attention import as_window, attention, chosen_config  # noqa: E402
-from flashwright.compiler import compile_kernel  # noqa: E402
-from flashwright.families import FAMILIES, family_of  # noqa: E402
-from flashwright.gpu import device_tensor  # noqa: E402
-from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
-from flashwright.integrations.sdpa import scaled_dot_product_attention  # noqa: E402
-from flashwright.launch_arguments import PackedSequences  # noqa: E402
-from flashwright.reference import attention_reference, visible_keys  # noqa: E402
-from flashwright.runtime import run_forward  # noqa: E402
-from flashwright.variant import Window  # noqa: E402
+from flashwright.attention import attention
+from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+from flashwright.integrations.sdpa import scaled_dot_product_attention
+from flashwright.runtime.forward import run_forward
+from flashwright.runtime.reference import visible_keys
 
-ERROR_OVER_PYTORCH = 1.3
+from .tools import (
+    ERROR_OVER_PYTORCH,
+    assert_as_accurate,
+    assert_close_lse,
+    by_pytorch,
+    compile_with_and_without_lse,
+    config_for,
+    options_of,
+    some,
+    starts_of,
+    truth,
+    window_of,
+)
+
 LONGEST = 2000
 FEWEST_ELEMENTS = 2**15
 """Of an output, so that the ratio of two errors is not a matter of luck; reached with more batches."""
 
-CASES = [random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)]
-PACKED_CASES = [random_case(1000 + seed, 400) for seed in range(40)]
+
+def sampled(cases: list[Case], count: int) -> list[Any]:
+    """The first of many random cases always, the others where time does not matter."""
+    return [case if i < count else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(cases)]
+
+
+CASES = sampled([random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)], 160)
+PACKED_CASES = sampled([random_case(1000 + seed, 400) for seed in range(40)], 24)
 
 
 def inputs(case: Case, seed: int = 0) -> tuple[Any, Any, Any]:
     """On the GPU, contiguous; the layout of the case is for `laid_out`."""
-    rows, keys = case.lengths
+    rows, _ = case.lengths
     batch = max(1, math.ceil(FEWEST_ELEMENTS / (case.heads[0] * rows * case.head_dim)))
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    shapes = [
-        (batch, heads, n, case.head_dim)
-        for heads, n in zip((*case.heads, case.heads[1]), (rows, keys, keys), strict=True)
-    ]
-    q, k, v = (torch.randn(s, generator=generator, device="cuda").to(getattr(torch, case.dtype)) for s in shapes)
-    return q, k, v
-
-
-def window_of(options: dict[str, Any]) -> Window:
-    return as_window(options.get("causal", False), options.get("window"))
-
-
-def truth(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Any, Any]:
-    scale, softcap = options.get("scale"), options.get("softcap", 0.0)
-    doubles = (x.double() for x in (q, k, v))
-    return attention_reference(*doubles, scale=scale, window=window_of(options), softcap=softcap)
-
-
-def by_pytorch(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
-    """The same by PyTorch's fastest kernel that computes it; rows without keys are 0."""
-    window, scale = window_of(options), options.get("scale")
-    same_corner = window.bottom_right or q.shape[2] == k.shape[2]
-    if not options.get("softcap") and same_corner:
-        out, *_ = torch.ops.aten._flash_attention_forward(
-            *(x.transpose(1, 2) for x in (q, k, v)), None, None, q.shape[2], k.shape[2], 0.0, False, False,
-            scale=scale, window_size_left=window.left, window_size_right=window.right,
-        )  # fmt: skip
-        return out.transpose(1, 2)
-    groups = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    visible = visible_keys(window, q.shape[2], k.shape[2], device=q.device)
-    if not options.get("softcap"):
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION]):
-            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
-    else:
-        cap = options["softcap"]
-        scores = cap * torch.tanh((q @ k.mT).float() * ((scale or q.shape[3] ** -0.5) / cap))
-        if visible is not None:
-            scores = scores.masked_fill(~visible, -math.inf)
-        out = torch.softmax(scores, dim=-1).to(q.dtype) @ v
-    if visible is not None:
-        out = out.masked_fill(~visible.any(dim=-1, keepdim=True), 0)
-    return out
+    q_shape, kv_shape = ((batch, heads, n, case.head_dim) for heads, n in zip(case.heads, case.lengths, strict=True))
+    return some(getattr(torch, case.dtype), q_shape, kv_shape, seed=seed)
 
 
 def varlen(
@@ -104,64 +71,15 @@ def varlen(
     return out, lse
 
 
-def assert_as_accurate(out: Any, expected: Any, pytorchs: Any) -> None:
-    assert not out.isnan().any().item()
-    # Where PyTorch is exact (one key: the output is v), rounding the truth is still allowed for.
-    bound = max(relative_error(pytorchs, expected), relative_error(expected.to(out.dtype), expected))
-    assert relative_error(out, expected) <= ERROR_OVER_PYTORCH * bound
-
-
-def assert_close_lse(lse: Any, expected: Any) -> None:
-    assert lse.dtype == torch.float32
-    torch.testing.assert_close(lse.double(), expected, rtol=1e-4, atol=1e-3)
-
-
-def this_arch() -> str:
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request) -> str:
-    """Each kernel family that this GPU runs."""
-    if not FAMILIES[request.param].runs_on(this_arch()):
-        pytest.skip(f"the {request.param} family does not run on {this_arch()}")
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def every_kernel_compiled(family) -> None:
-    """All kernels of the cases in the cache, compiled on all cores; the tests then only load them."""
-
-    def launch_of(case: Case, packed: bool) -> Any:
-        q, k, v = inputs(case)
-        if packed:
-            q, k, v = (x[:1] for x in (q, k, v))
-        window = window_of(case.options)
-        config = chosen_config(q, k, window, None, family=family)
-        views = [device_tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", q))]
-        options = {name: case.options[name] for name in ("scale", "softcap") if name in case.options}
-        sequences = PackedSequences(1, 16, 16, *case.lengths) if packed else None
-        launch = family_of(config).launch(
-            config, *views, lse_address=1, window=window, packed=sequences, multiprocessors=1, **options
-        )
-        return config, launch.variant
-
-    kernels = {launch_of(case, False) for case in CASES} | {launch_of(case, True) for case in PACKED_CASES}
-    kernels |= {(config, replace(variant, returns_lse=False)) for config, variant in kernels}
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda kernel: compile_kernel(kernel[0], this_arch(), kernel[1]), kernels))
-
-
 # --- Any problem -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("every_kernel_compiled")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_any_problem_is_computed_as_accurately_as_by_pytorch(family, case):
     q, k, v = inputs(case)
     expected, expected_lse = truth(q, k, v, case.options)
     pytorchs = by_pytorch(q, k, v, case.options)
+    compile_with_and_without_lse(config_for(q, k, case.options, family), q, k, options_of(case.options))
     q, k, v = (laid_out(x, case.layout) for x in (q, k, v))
     # With and without the log-sum-exp are two kernels.
     assert_as_accurate(attention(q, k, v, **case.options, family=family), expected, pytorchs)
@@ -170,33 +88,26 @@ def test_any_problem_is_computed_as_accurately_as_by_pytorch(family, case):
     assert_close_lse(lse, expected_lse)
 
 
-@pytest.mark.usefixtures("every_kernel_compiled")
 @pytest.mark.parametrize("case", PACKED_CASES, ids=str)
 def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(family, case):
-    options = {name: value for name, value in case.options.items() if name != "causal"}
-    options |= {"causal": True} if "causal" in case.options else {}
+    options = case.options | ({"causal": True} if "causal" in case.options else {})
     draw = random.Random(str(case))
     lengths = [(draw.randint(0, case.lengths[0]), draw.randint(1, case.lengths[1])) for _ in range(6)]
     lengths = [*lengths, case.lengths]
-    q_starts, k_starts = (
-        torch.tensor([0, *torch.tensor(part).cumsum(0)], dtype=torch.int32, device="cuda")
-        for part in zip(*lengths, strict=True)
+    q_starts, k_starts = (starts_of(list(part)) for part in zip(*lengths, strict=True))
+    q_shape, kv_shape = (
+        (int(starts[-1]), heads, case.head_dim) for starts, heads in zip((q_starts, k_starts), case.heads, strict=True)
     )
-    generator = torch.Generator(device="cuda").manual_seed(0)
-    totals = [int(starts[-1]) for starts in (q_starts, k_starts)]
-    q, k, v = (
-        torch.randn(n, heads, case.head_dim, generator=generator, device="cuda").to(getattr(torch, case.dtype))
-        for n, heads in ((totals[0], case.heads[0]), (totals[1], case.heads[1]), (totals[1], case.heads[1]))
-    )
+    q, k, v = some(getattr(torch, case.dtype), q_shape, kv_shape, seed=0)
     heads_first = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-    config = chosen_config(*heads_first[:2], window_of(options), None, family=family, lengths=case.lengths)
+    config = config_for(*heads_first[:2], options, family, case.lengths)
     out, lse = run_forward(
         config, *heads_first, scale=options.get("scale"), window=window_of(options),
         softcap=options.get("softcap", 0.0), return_lse=True, cu_seqlens_q=q_starts, cu_seqlens_k=k_starts,
         max_seqlen_q=case.lengths[0], max_seqlen_k=case.lengths[1],
     )  # fmt: skip
     results = [(out[0].transpose(0, 1), lse[0])]
-    if config == chosen_config(*heads_first[:2], window_of(options), None, lengths=case.lengths):
+    if config == config_for(*heads_first[:2], options, None, case.lengths):
         results.append(varlen(q, k, v, q_starts, k_starts, case.lengths, options))
     expected, expected_lse, pytorchs = torch.zeros_like(q, dtype=torch.float64), [], torch.zeros_like(q)
     for b, (rows, _keys) in enumerate(lengths):
@@ -214,14 +125,6 @@ def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(family, case)
 
 
 # --- Numbers that are not ordinary -----------------------------------------------------------------------------------
-
-
-def some(dtype: Any = None, q_shape: Any = (2, 4, 300, 64), kv_shape: Any = (2, 2, 500, 64), grad: bool = False) -> Any:
-    generator = torch.Generator(device="cuda").manual_seed(3)
-    return tuple(
-        torch.randn(s, generator=generator, device="cuda").to(dtype or torch.bfloat16).requires_grad_(grad)
-        for s in (q_shape, kv_shape, kv_shape)
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -284,8 +187,15 @@ def gradients(out: Any, inputs: tuple[Any, ...], grad: Any) -> tuple[Any, ...]:
     return torch.autograd.grad(out, inputs, grad.to(out.dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [
+        (torch.float16, 40), (torch.bfloat16, 64), (torch.float16, 128), (torch.bfloat16, 256),
+        *(pytest.param(dtype, head_dim, marks=pytest.mark.slow) for dtype, head_dim in (
+            (torch.bfloat16, 40), (torch.float16, 64), (torch.bfloat16, 128), (torch.float16, 256),
+        )),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "options",
     [{}, {"causal": True}, {"causal": "top-left"}, {"window": (90, 20)}, {"causal": True, "window": (64, -1)},
@@ -417,25 +327,38 @@ def test_the_current_stream_is_used():
     assert torch.equal(out, expected)
 
 
-def test_many_threads_may_call_at_once():
-    lengths = [17, 64, 100, 128, 300]
-    problems = [some(q_shape=(1, 4, n, 64), kv_shape=(1, 2, n, 64)) for n in lengths]
-    expected = [attention(*problem, causal=True) for problem in problems]
-    torch.cuda.synchronize()
-    wrong: list[int] = []
+class SeesFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
 
-    def work(offset: int) -> None:
-        for i in range(100):
-            which = (i + offset) % len(problems)
-            if not torch.equal(attention(*problems[which], causal=True), expected[which]):
-                wrong.append(which)
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+
+class SeesOperators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode_type", [SeesFunctions, SeesOperators])
+def test_a_mode_of_pytorch_sees_the_call(mode_type):
+    q, k, v = some()
+    expected = attention(q, k, v, causal=True)  # planned: the next call could go straight to the launch
+    packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+    starts = [starts_of([x.shape[0]]) for x in packed[:2]]
+    with mode_type() as mode:
+        out = attention(q, k, v, causal=True)
+        flash_attn_varlen_func(*packed, *starts, 300, 500)
+    assert torch.equal(out, expected)
+    for name in ("attention_forward", "attention_varlen_forward"):
+        assert sum(f"flashwright.{name}" in seen for seen in mode.seen) == 1
 
 
 def test_the_tensors_gpu_is_used_not_the_current_one():

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from flashwright.bench.gpu_machine import GPUMachine
-from flashwright.bench.results import OURS, read_result
-from flashwright.kernel_configs import DType
+from flashwright.problem.dtypes import DType
+from flashwright.workbench.bench.gpu_machine import GPUMachine
+from flashwright.workbench.bench.results import OURS, read_result
 
 pytestmark = pytest.mark.gpu
 

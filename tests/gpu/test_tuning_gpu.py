@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from flashwright import tuning
-from flashwright.attention import attention, chosen_config
-from flashwright.defaults import best_family, length_bucket
-from flashwright.kernel_configs import parse_kernel_name_into_config
-from flashwright.program_cache import CACHE_DIRECTORY_VARIABLE
-from flashwright.tuning.database import TuningDatabase
-from flashwright.tuning.measure import GpuMeasurer, this_machine
-from flashwright.tuning.problem import problem_of
-from flashwright.tuning.tuner import tune
-from flashwright.variant import FULL
-
 pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+from flashwright.attention import attention
+from flashwright.choice.choose import best_family
+from flashwright.choice.database import TuningDatabase
+from flashwright.choice.problem import problem_of
+from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
+from flashwright.kernels.family import Occasion
+from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
+from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import MEDIUM
+from flashwright.runtime import forward
+from flashwright.workbench.tuning.measure import GpuMeasurer, this_machine
+from flashwright.workbench.tuning.reload import reload
+from flashwright.workbench.tuning.tuner import tune
+
+from .tools import config_for, some, this_gpu
 
 
 @pytest.fixture
@@ -25,8 +32,13 @@ def database(tmp_path):
     return TuningDatabase(tmp_path / "tuning.sqlite3")
 
 
-@pytest.mark.parametrize("d_head", [32, 96, 128, 256])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("d_head", "causal"),
+    [
+        (32, False), (96, True), (128, False), (256, True),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((32, True), (96, False), (128, True), (256, False))),
+    ],
+)  # fmt: skip
 def test_a_search_finds_a_config_that_is_not_slower_than_the_default(database, d_head, causal):
     problem = problem_of(d_head=d_head, causal=causal, q_length=512)
     report = tune(problem, this_machine(), database, limit=6, progress=False)
@@ -37,33 +49,29 @@ def test_a_search_finds_a_config_that_is_not_slower_than_the_default(database, d
 
 
 def test_attention_uses_the_winner(tmp_path, monkeypatch):
-    import torch
-
     monkeypatch.setenv(CACHE_DIRECTORY_VARIABLE, str(tmp_path))
-    family = best_family(torch.cuda.get_device_name(), length_bucket(300))
+    reload()
+    family = best_family(Occasion(DType.FP16, 64, False, MEDIUM, MEDIUM, this_gpu())).name
     problem = problem_of(family=family, d_head=64, dtype="FP16", q_length=300, batch=2, heads=2)
-    q, k, v = (torch.randn(2, 2, 300, 64, dtype=torch.float16, device="cuda") for _ in range(3))
+    q, k, v = some(torch.float16, (2, 2, 300, 64), (2, 2, 300, 64))
     before = attention(q, k, v)
     report = tune(problem, this_machine(), TuningDatabase(), limit=3, progress=False)
-    assert chosen_config(q, k, FULL, None) == report.result.config
+    assert config_for(q, k, {}, None) == report.result.config
     torch.testing.assert_close(attention(q, k, v), before, atol=2e-3, rtol=2e-3)
     monkeypatch.undo()
-    tuning.reload()
+    reload()
 
 
 def test_the_check_sees_a_kernel_for_another_scale_as_wrong(monkeypatch):
-    from functools import partial
-
-    from flashwright import runtime
-
     problem = problem_of(d_head=64, q_length=512)
     config = parse_kernel_name_into_config("(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax")
     measurer = GpuMeasurer(replace(problem, causal=True))
     assert measurer.error(config) < 8e-3
-    monkeypatch.setattr(runtime, "run_forward", partial(runtime.run_forward, scale=0.2))
+    monkeypatch.setattr(forward, "run_forward", partial(forward.run_forward, scale=0.2))
     assert measurer.error(config) > 8e-3
 
 
+@pytest.mark.alone
 def test_sweeps_repeat_within_a_few_percent():
     problem = problem_of(d_head=128, q_length=4096)
     texts = ("128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax", "64, 64, 4): async+load_0_0_0_tiles")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashwright.kernel_source import KernelSource
+from flashwright.kernels.source import KernelSource
 
 DATA = Path(__file__).parent / "data"
 ELEMENTS = 16_384

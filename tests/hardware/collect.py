@@ -55,7 +55,7 @@ def launch_counted() -> None:
 
 
 def forward_inputs(config, torch):
-    from flashwright.simulation import random_inputs
+    from flashwright.problem.reference import random_inputs
 
     dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[config.dtype.name]
     arrays = random_inputs(config, heads=FORWARD_HEADS, rows=FORWARD_ROWS)
@@ -70,7 +70,7 @@ def launch_small(source, values: np.ndarray, outputs: int) -> np.ndarray:
     from cuda.bindings import driver
     from cuda.core import ObjectCode
 
-    from flashwright.compiler import compile_source
+    from flashwright.compiler.nvrtc import compile_source
 
     major, minor = torch.cuda.get_device_capability()
     program = compile_source(source, f"sm_{major}{minor}")

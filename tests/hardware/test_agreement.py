@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from flashwright import parse_kernel_name_into_config
-from flashwright.compiler import compile_source
-from flashwright.kernel_source import KernelSource
-from flashwright.simulation import random_inputs, relative_error, simulate_forward
-from flashwright.simulator import Run, SimulatedGPU
+from flashwright.compiler.nvrtc import compile_source
+from flashwright.kernels.source import KernelSource
+from flashwright.problem.reference import random_inputs, relative_error
+from flashwright.runtime.simulated import simulate_forward
+from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulator.run import Run
 
 from .cases import (
     ARITHMETIC_CASES,

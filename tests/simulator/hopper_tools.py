@@ -5,8 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from flashwright.simulator import Run, SimulatedGPU
-from flashwright.tensor_map import Swizzle
+from flashwright.hardware.tensor_map import Swizzle
+from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulator.run import Run
 
 from .tools import compile_cuda
 

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from flashwright.simulator import InstructionCounts, Run
+from flashwright.simulator.counters import InstructionCounts
+from flashwright.simulator.run import Run
 
 from .tools import HEADER, compile_cuda, launch
 

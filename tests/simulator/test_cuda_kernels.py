@@ -8,7 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from flashwright.simulator import SimulatedGPU, SimulationError
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.gpu import SimulatedGPU
 
 from .tools import compile_cuda, launch
 

@@ -8,7 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashwright.simulator import Run, SimulatedGPU, SimulationError
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulator.run import Run
 
 from .tools import compile_cuda
 

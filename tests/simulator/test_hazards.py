@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashwright.simulator import SimulatedGPU, SimulationError
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.gpu import SimulatedGPU
 
 from .tools import HEADER, compile_cuda, launch
 

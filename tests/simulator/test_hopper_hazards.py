@@ -8,8 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from flashwright.simulator import SimulatedGPU, SimulationError
-from flashwright.tensor_map import Swizzle, TensorMap
+from flashwright.hardware.tensor_map import Swizzle, TensorMap
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.gpu import SimulatedGPU
 
 from .hopper_tools import BF16, PRELUDE, run_cuda
 from .test_hopper_pipeline import GEMM, run_gemm

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashwright.simulator import SimulatedGPU
-from flashwright.tensor_map import Swizzle, TensorMap
+from flashwright.hardware.tensor_map import Fill, Swizzle, TensorMap
+from flashwright.runtime.tensor_maps import encoded_words
+from flashwright.simulator.gpu import SimulatedGPU
 
+from .bulk_copies import CASES, run_copy
 from .hopper_tools import BF16, descriptor, fragments_of, run_wgmma, wgmma_ptx
-from .test_hopper_bulk_copy import CASES, run_copy
 from .test_hopper_wgmma import IMAGE_BYTES, LAYOUTS, k_major, mn_major, operands
 
 pytestmark = pytest.mark.gpu
@@ -48,13 +49,11 @@ class RealGPU:
     def launch(self, kernel: str, grid: int, block: int, shared_bytes: int, args: list[Any]) -> None:
         from cuda.bindings import driver
 
-        from flashwright.gpu import encoded_tensor_map
-
         function = _checked(driver.cuModuleGetFunction(self._module, kernel.encode()))
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
         packed = [
-            encoded_tensor_map(item) if isinstance(item, TensorMap)
+            encoded_words(item).tobytes() if isinstance(item, TensorMap)
             else item.to_bytes(8, "little") if isinstance(item, int)
             else item.tobytes()
             for item in args
@@ -131,3 +130,21 @@ def test_boxes_are_swizzled_alike(swizzle: Swizzle, offset: int) -> None:
         for gpu in (RealGPU(), None)
     )
     np.testing.assert_array_equal(real, simulated)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BF16], ids=str)
+@pytest.mark.parametrize("fill", Fill)
+@pytest.mark.parametrize(("shape", "start", "box"), [case for case in CASES if min(case[1]) >= 0 and len(case[0]) < 4])
+def test_what_is_outside_is_filled_alike(
+    shape: tuple[int, ...], start: tuple[int, ...], box: tuple[int, ...], fill: Fill, dtype: np.dtype[Any]
+) -> None:
+    array = (1 + np.arange(np.prod(shape)) % 31).astype(dtype).reshape(shape)
+    real, simulated = (run_copy(array, start, box, fill=fill, gpu=gpu)[0] for gpu in (RealGPU(), None))  # type: ignore[arg-type]
+    # A NaN has many forms: that it is one is what counts.
+    np.testing.assert_array_equal(real.view(dtype).astype(np.float32), simulated.view(dtype).astype(np.float32))
+
+
+def test_boxes_that_reach_outside_have_nans_there() -> None:
+    array = np.ones((4, 8), np.float16)
+    values = run_copy(array, (0, 2), (8, 4), fill=Fill.NAN, gpu=RealGPU())[0].view(np.float16).reshape(4, 8)  # type: ignore[arg-type]
+    assert (values[:2] == 1).all() and np.isnan(values[2:]).all()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashwright.simulator import Run, SimulatedGPU, SimulationError
-from flashwright.tensor_map import Swizzle, TensorMap
+from flashwright.hardware.tensor_map import Swizzle, TensorMap
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulator.run import Run
 
 from .hopper_tools import BF16, run_cuda
 

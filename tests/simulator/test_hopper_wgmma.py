@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashwright.simulator import SimulatedGPU, SimulationError
+from flashwright.hardware.tensor_map import Swizzle
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.gpu import SimulatedGPU
 from flashwright.simulator.matrix_descriptor import MatrixDescriptor
-from flashwright.tensor_map import Swizzle
 
 from .hopper_tools import BF16, descriptor, fragments_of, place, run_wgmma, wgmma_ptx
 

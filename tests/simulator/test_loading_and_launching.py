@@ -6,7 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashwright.simulator import PtxSyntaxError, SimulatedGPU, SimulationError
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulator.ptx.lexer import PtxSyntaxError
 from flashwright.simulator.ptx.parser import parse
 
 from .tools import HEADER, compile_cuda

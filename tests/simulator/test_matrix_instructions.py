@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashwright.simulator import SimulationError
+from flashwright.simulator.errors import SimulationError
 
 from .tools import compile_cuda, launch
 

@@ -35,7 +35,7 @@ def test_triton_softmax() -> None:
 
 @pytest.mark.parametrize("check_hazards", [True, False])
 def test_triton_pipelined_matmul_is_free_of_hazards_and_conflicts(check_hazards: bool) -> None:
-    from flashwright.simulator import SimulatedGPU
+    from flashwright.simulator.gpu import SimulatedGPU
 
     rng = np.random.default_rng(2)
     a, b = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((128, 128), (128, 64)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashwright.simulator import SimulationError
+from flashwright.simulator.errors import SimulationError
 
 from .tools import HEADER, compile_cuda, launch
 

@@ -8,7 +8,8 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
-from flashwright.simulator import Run, SimulatedGPU
+from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulator.run import Run
 
 DTYPES = {
     "u8": np.uint8, "u16": np.uint16, "s16": np.int16, "u32": np.uint32, "s32": np.int32, "u64": np.uint64,

@@ -1,4 +1,4 @@
-"""Flashwright where others expect something else: PyTorch's operators and SDPA, `flash_attn`, and transformers."""
+"""Drop-ins for other interfaces: PyTorch's SDPA, `flash_attn` and transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _said: set[str] = set()
 
 
 def warn_once(reason: str) -> None:
-    """Warns the first time a reason comes up in this process; says nothing while a graph is traced."""
+    """Warns the first time a reason comes up in this process; silent while a graph is traced."""
     import torch
 
     if torch.compiler.is_compiling() or reason in _said:

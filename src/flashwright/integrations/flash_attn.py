@@ -2,7 +2,7 @@
 
     from flashwright import flash_attn_func        # instead of: from flash_attn import flash_attn_func
 
-Differences: the log-sum-exp of a row with nothing to attend to is -inf, not +inf; `deterministic` gradients come from a
+Differences: the log-sum-exp of a row without keys is -inf, not +inf; `deterministic` gradients come from a
 recomputed reference, which is slower. Arguments that are not supported raise `NotImplementedError`.
 """
 
@@ -11,15 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashwright.attention import (
-    HEAD_DIM_STEP,
-    as_window,
-    attention,
-    check_kernel_dtype,
-    check_options,
-    check_shapes,
-    check_tensors,
-)
+from flashwright.attention import attention
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.sequences import check_starts
+from flashwright.problem.shapes import HEAD_DIM_STEP, check_shapes
+from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -54,16 +50,13 @@ def flash_attn_func(
         q, k, v = _padded(q), _padded(k), _padded(v)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if deterministic and q.is_cuda and torch.is_grad_enabled() and _any_requires_grad(q, k, v):
-        from flashwright.integrations import torch_ops
+        from flashwright.operators import torch_ops
 
         check_tensors(q, k, v)
         check_kernel_dtype(q)
         check_shapes(q.shape, k.shape, v.shape)
-        check_options(softmax_scale, softcap)
-        out, lse = torch_ops.forward(
-            q, k, v, scale=softmax_scale, window=as_window(causal, window_size), softcap=softcap, with_lse=True,
-            deterministic=True,
-        )  # fmt: skip
+        options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
+        out, lse = torch_ops.forward(q, k, v, torch_ops.Request(options, with_lse=True, deterministic=True))
     else:
         result = attention(
             q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap,
@@ -138,9 +131,10 @@ def flash_attn_varlen_func(
     """Attention within sequences of different lengths, packed along the rows of (rows, heads, head_dim) tensors.
 
     Sequence b is rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1 of q and the same of k and v by cu_seqlens_k; both are
-    int32 on the tensors' device. With `return_attn_probs`: (out, log-sum-exp of (heads, rows), an empty tensor).
+    int32 on the tensors' device. Rows of no sequence are 0. With `return_attn_probs`: (out, log-sum-exp of
+    (heads, rows), an empty tensor).
     """
-    from flashwright.integrations import torch_ops
+    from flashwright.operators import torch_ops
 
     _refuse(dropout_p=dropout_p > 0, alibi_slopes=alibi_slopes is not None, block_table=block_table is not None)
     head_dim = q.shape[-1]
@@ -148,19 +142,18 @@ def flash_attn_varlen_func(
         softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
         q, k, v = _padded(q), _padded(k), _padded(v)
     _check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    check_options(softmax_scale, softcap)
+    options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
+    request = torch_ops.Request(options, return_attn_probs, deterministic=deterministic)
     out, lse = torch_ops.varlen_forward(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k), scale=softmax_scale,
-        window=as_window(causal, window_size), softcap=softcap, with_lse=return_attn_probs,
-        deterministic=deterministic,
-    )  # fmt: skip
+        q, k, v, (cu_seqlens_q, cu_seqlens_k), (int(max_seqlen_q), int(max_seqlen_k)), request
+    )
     if head_dim != out.shape[-1]:
         out = out[..., :head_dim]
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
 
 
-def _refuse(**asked_for: bool) -> None:
-    names = [name for name, asked in asked_for.items() if asked]
+def _refuse(**requested: bool) -> None:
+    names = [name for name, is_requested in requested.items() if is_requested]
     if names:
         raise NotImplementedError(f"{', '.join(names)}: not supported by flashwright; leave it at its default")
 
@@ -170,15 +163,13 @@ def _any_requires_grad(*tensors: torch.Tensor) -> bool:
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """With columns of zeros up to the next head dimension that the kernels know; they change no score."""
+    """With columns of zeros up to the next multiple of 8 columns; they change no score."""
     import torch
 
     return torch.nn.functional.pad(x, (0, -x.shape[-1] % HEAD_DIM_STEP))
 
 
 def _check_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
-    import torch
-
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
             raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: (rows, heads, head_dim)")
@@ -187,13 +178,7 @@ def _check_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) 
         check_kernel_dtype(q)
     # As one batch of shape (1, heads, rows, head_dim).
     check_shapes(*((1, x.shape[1], x.shape[0], x.shape[2]) for x in (q, k, v)))
+    check_starts(cu_seqlens_q, cu_seqlens_k, least=1)
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if starts.dtype != torch.int32 or starts.dim() != 1 or starts.shape[0] < 1 or not starts.is_contiguous():
-            raise ValueError(
-                f"{name}: {tuple(starts.shape)} of {starts.dtype} is not allowed; allowed: contiguous torch.int32, one "
-                "dimension, one more entry than there are sequences"
-            )
         if starts.device != q.device:
             raise ValueError(f"{name} is on {starts.device}, q on {q.device}; all tensors must be on one device")
-    if cu_seqlens_q.shape != cu_seqlens_k.shape:
-        raise ValueError(f"cu_seqlens_k: {cu_seqlens_k.shape[0]} entries, but cu_seqlens_q has {cu_seqlens_q.shape[0]}")

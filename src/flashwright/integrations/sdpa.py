@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from flashwright.attention import HEAD_DIM_STEP, attention
+from flashwright.attention import attention
 from flashwright.integrations import warn_once
-from flashwright.kernel_configs import MAX_D_HEAD
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,8 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """What `torch.nn.functional.scaled_dot_product_attention` computes.
 
-    `is_causal` aligns the first row with the first key. What the kernels do not compute (an `attn_mask`, dropout, other
-    dtypes, head dimensions and shapes) is handed to PyTorch's own, with one warning per reason.
+    `is_causal` aligns the first row with the first key. PyTorch's own function computes what the kernels do not (an
+    `attn_mask`, dropout, other dtypes, head dimensions and shapes), with one warning per reason.
     """
     import torch
 
@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in the dtype that `torch.autocast` asks for, if it is on: attention is among what it lowers."""
+    """The tensors in the dtype of `torch.autocast` where it is enabled: attention is among the operations it lowers."""
     import torch
 
     device = tensors[0].device.type
@@ -64,7 +64,7 @@ def _why_not(
     scale: float | None,
     enable_gqa: bool,
 ) -> str | None:
-    """What keeps the kernels from computing this; None if nothing does. Errors are PyTorch's to raise."""
+    """Why the kernels cannot compute this; None if they can. PyTorch raises the errors."""
     import torch
 
     if attn_mask is not None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flashwright.attention import HEAD_DIM_STEP, attention
+from flashwright.attention import attention
 from flashwright.integrations import warn_once
 from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
 from flashwright.integrations.sdpa import autocast
-from flashwright.kernel_configs import MAX_D_HEAD
-from flashwright.variant import Window
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+from flashwright.problem.window import Window
 
 if TYPE_CHECKING:
     import torch
@@ -74,11 +74,11 @@ def attention_mask(
     config: Any = None,
     **options: Any,
 ) -> torch.Tensor | None:
-    """None where `attention_forward` knows what is visible by itself; otherwise the mask, as for SDPA."""
+    """None where `attention_forward` derives the mask from its arguments; otherwise the mask, as for SDPA."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
     chunked = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
-    # The last row looks at the last key: so it does unless the cache has room for keys to come.
+    # The last row attends to the last key, unless the cache has room for keys to come.
     ends_together = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     skips = (allow_is_causal_skip and ends_together and not chunked) or (
         allow_is_bidirectional_skip and local_size is None
@@ -129,7 +129,7 @@ def attention_forward(
     max_length_k: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a model calls: (batch, heads, rows, head_dim) in, (batch, rows, heads, head_dim) out."""
+    """Called by the model: (batch, heads, rows, head_dim) in, (batch, rows, heads, head_dim) out."""
     import torch
 
     if s_aux is not None:
@@ -219,7 +219,7 @@ def _by_pytorch(
 
 
 def _with_window(bias: Any, window: Window, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    from flashwright.reference import visible_keys
+    from flashwright.runtime.reference import visible_keys
 
     visible = visible_keys(window, query.shape[2], key.shape[2], device=query.device)
     if visible is None or bias is None:
@@ -228,7 +228,7 @@ def _with_window(bias: Any, window: Window, query: torch.Tensor, key: torch.Tens
 
 
 def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What to add to the scores for a mask of bool (True: visible); a bias itself stays as it is."""
+    """The bias of the scores that a mask of bool means (True: visible); a bias is returned unchanged."""
     import torch
 
     if mask.dtype != torch.bool:

@@ -1,8 +1,8 @@
 """Execute PTX on the CPU, exactly, with counters and hazard detection.
 
-The simulator knows PTX and the CUDA execution model and nothing of what a kernel computes. Everything a user
-needs is here: `SimulatedGPU` holds memory and loads modules, `Module.launch` runs a kernel and returns a
-`Run`, and a faulty kernel raises `SimulationError`.
+The simulator knows PTX and the CUDA execution model; what a kernel computes is of no concern to it. The public names
+are exported here: `SimulatedGPU` holds memory and loads modules, `Module.launch` runs a kernel and returns a `Run`, and
+a faulty kernel raises `SimulationError`.
 """
 
 from .counters import InstructionCounts

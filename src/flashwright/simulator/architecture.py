@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashwright.architectures import Architecture, architecture
+from flashwright.hardware.architectures import Architecture, architecture
 
 __all__ = ["MAX_BLOCK_DIM", "MAX_GRID_DIM", "MAX_THREADS_PER_BLOCK", "WARP_SIZE", "Architecture", "architecture"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flashwright.tensor_map import TensorMap
+from flashwright.hardware.tensor_map import TensorMap
 
 from .program import Program, align_up
 from .ptx.syntax import Variable

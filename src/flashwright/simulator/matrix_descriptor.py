@@ -20,7 +20,7 @@ from functools import cache
 
 import numpy as np
 
-from flashwright.tensor_map import Swizzle
+from flashwright.hardware.tensor_map import Swizzle
 
 CHUNK_BYTES = 16
 DEPTH = 16  # K of one wgmma with 16-bit elements

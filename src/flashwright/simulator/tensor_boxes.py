@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flashwright.tensor_map import Fill, TensorMap
+from flashwright.hardware.tensor_map import Fill, TensorMap
 
 from .access_patterns import SECTOR_BYTES
 from .async_hazards import CHUNK_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashwright.tensor_map import TENSOR_MAP_BYTES, TensorMap
+from flashwright.hardware.tensor_map import TENSOR_MAP_BYTES, TensorMap
 
 from .memory.thread_memory import ConstantMemory
 from .memory.windows import GLOBAL_BASE, SPACE_OF_WINDOW, WINDOW_BASE, WINDOW_BITS

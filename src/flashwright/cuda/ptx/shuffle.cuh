@@ -3,15 +3,15 @@
 #include "types.cuh"
 
 DEVICE float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+    x = fmaxf(x, __shfl_xor_sync(all_lanes, x, 1));
+    return fmaxf(x, __shfl_xor_sync(all_lanes, x, 2));
 }
 
 DEVICE float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
+    x += __shfl_xor_sync(all_lanes, x, 1);
+    return x + __shfl_xor_sync(all_lanes, x, 2);
 }
 
-// The same value, which is equal in all lanes of a warp; the compiler cannot know that otherwise, and keeps what it knows
-// to be equal in registers that lanes share.
-DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
+// A value that is equal in all lanes, in a form that shows the compiler so: it keeps such values in registers that the
+// lanes of a warp share.
+DEVICE int uniform(int value) { return __shfl_sync(all_lanes, value, 0); }

@@ -1,26 +1,35 @@
 // Asynchronous products of one warpgroup, D += A·B with D of 64 rows in registers (PTX: wgmma).
 //
-// B, and A unless it is in registers too, are read from shared memory, where a descriptor says how they lie. A warp
+// B, and A unless it is in registers too, are read from shared memory, where a descriptor gives their layout. A warp
 // holds 16 rows of D (and A), each thread as in `mma.cuh`. The products themselves are in the generated header
-// `wgmma_products.cuh`, for an instruction names every register of its accumulator.
+// `wgmma_products.cuh`: an instruction names every register of its accumulator.
 #pragma once
 #include "types.cuh"
 
-// How a tile lies in shared memory: panels of 64 columns, in each of which a row takes 128 bytes, swizzled. Offsets are
-// in bytes; what they mean depends on which of the tile's dimensions is summed over.
+// How a tile lies in shared memory: panels of 64 columns, in each of which a row takes 128 bytes, swizzled (PTX:
+// "Shared Memory Matrix Layout"). Offsets are in bytes; what they mean depends on which of the tile's dimensions is
+// summed over.
 struct OperandLayout {
+    static constexpr uint32 swizzle_period_bytes = 1024; // eight rows of 128 bytes
+    static constexpr uint32 unused = 16;
+
     uint32 leading_offset, stride_offset;
 
-    // Summed over columns: `stride` separates groups of eight rows; the leading offset is not used.
-    static constexpr DEVICE OperandLayout summed_over_columns() { return {16, 1024}; }
+    // Summed over columns: `stride` separates groups of eight rows.
+    static constexpr DEVICE OperandLayout summed_over_columns() { return {unused, swizzle_period_bytes}; }
     // Summed over rows: `leading` separates panels, `stride` groups of eight rows.
-    static constexpr DEVICE OperandLayout summed_over_rows(uint32 panel_bytes) { return {panel_bytes, 1024}; }
+    static constexpr DEVICE OperandLayout summed_over_rows(uint32 panel_bytes) {
+        return {panel_bytes, swizzle_period_bytes};
+    }
 };
+
+// A descriptor counts in units of 16 bytes. Moving on in a tile adds to it.
+constexpr DEVICE uint64 descriptor_offset(uint32 bytes) { return bytes >> 4; }
 
 DEVICE uint64 operand_descriptor(uint32 shared, OperandLayout layout) {
     constexpr uint64 swizzle_128B = 1ull << 62;
-    return swizzle_128B | (uint64)(layout.stride_offset >> 4) << 32 | (uint64)(layout.leading_offset >> 4) << 16 |
-           (shared >> 4);
+    return swizzle_128B | descriptor_offset(layout.stride_offset) << 32 |
+           descriptor_offset(layout.leading_offset) << 16 | descriptor_offset(shared);
 }
 
 // Before the first product that touches registers which other instructions wrote.

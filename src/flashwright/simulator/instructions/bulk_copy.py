@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flashwright.tensor_map import Swizzle
+from flashwright.hardware.tensor_map import Swizzle
 
 from ..access_patterns import SECTOR_BYTES
 from ..architecture import WARP_SIZE

@@ -1,0 +1,96 @@
+"""Which config computes a problem: the one requested, else what was measured fastest, else a rule of experience."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from flashwright.choice.lookup import forget_results, tuned_config
+from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import KernelConfig, KernelFamily, Occasion
+from flashwright.kernels.registry import as_config, families, family_named, family_of
+from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import length_bucket
+from flashwright.problem.window import Window
+
+
+def chosen_config(
+    dtype: DType,
+    head_dim: int,
+    window: Window,
+    q_length: int,
+    kv_length: int,
+    *,
+    gpu: GPUModel | None,
+    config: KernelConfig | str | None = None,
+    family: str | None = None,
+) -> KernelConfig:
+    """The config that was requested, checked; or the default for the GPU and the problem."""
+    if config is None or config == "":
+        return default_config(
+            dtype, head_dim, causal=window.right is not None, q_length=q_length, kv_length=kv_length, gpu=gpu,
+            family=family,
+        )  # fmt: skip
+    chosen: KernelConfig = as_config(config)
+    if family is not None and family_of(chosen).name != family:
+        raise ValueError(f"config: {chosen} is not of the {family} family, which was requested too")
+    if chosen.dtype != dtype:
+        raise ValueError(f"config: {chosen} computes {chosen.dtype.name}, but q is {dtype.name}")
+    if head_dim > chosen.d_head:
+        raise ValueError(f"config: {chosen} computes head dimensions up to {chosen.d_head}, but q has {head_dim}")
+    return chosen
+
+
+def default_config(
+    dtype: DType,
+    head_dim: int,
+    *,
+    causal: bool,
+    q_length: int,
+    kv_length: int,
+    gpu: GPUModel | None,
+    family: str | None = None,
+) -> KernelConfig:
+    """A good config for a problem on a GPU (None: no GPU), of the best family there or of a given one.
+
+    What was measured on such a GPU comes first: the user's own tuning and the results that ship with the package.
+    """
+    return _default_config(dtype, head_dim, causal, length_bucket(q_length), length_bucket(kv_length), gpu, family)
+
+
+@cache
+def _default_config(
+    dtype: DType, head_dim: int, causal: bool, q_bucket: str, kv_bucket: str, gpu: GPUModel | None, family: str | None
+) -> KernelConfig:
+    occasion = Occasion(dtype, head_dim, causal, q_bucket, kv_bucket, gpu)
+    chosen = family_named(family) if family else best_family(occasion)
+    return tuned_or_default(chosen, occasion)
+
+
+def tuned_or_default(family: KernelFamily, occasion: Occasion) -> KernelConfig:
+    """The config of a family that was measured fastest for such problems, or else one that is good by experience."""
+    occasion = occasion.with_native_d_head(family)
+    return tuned_config(family, occasion) or untuned_config(family, occasion)
+
+
+def best_family(occasion: Occasion) -> KernelFamily:
+    """Of the families that the GPU runs, the last registered that suits the problem; without a GPU, the first."""
+    first, *others = families()
+    if occasion.gpu is None:
+        return first
+    for family in reversed(others):
+        fits = occasion.d_head <= family.d_heads[-1] and family.runs_on(occasion.gpu.arch)
+        if fits and family.suits(occasion):
+            return family
+    return first
+
+
+def untuned_config(family: KernelFamily, occasion: Occasion) -> KernelConfig:
+    """What is good by experience."""
+    config: KernelConfig = family.default_config(occasion)
+    return config
+
+
+def forget_choices() -> None:
+    """The next call consults measured results anew."""
+    forget_results()
+    _default_config.cache_clear()

@@ -1,0 +1,141 @@
+"""`flashwright explain`: all the facts about one config, as tables, JSON or one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.kernels.family import OLDEST
+from flashwright.kernels.registry import family_of, parse_config, tile_shapes
+from flashwright.workbench.explain.facts import ConfigFacts, Neighbour
+from flashwright.workbench.explain.gather import explain_config
+from flashwright.workbench.explain.page import config_page
+from flashwright.workbench.explain.report import (
+    EFFECT_NAMES,
+    Section,
+    differences,
+    is_better,
+    sections,
+    shown,
+    shown_difference,
+)
+
+ConfigArgument = Annotated[str, typer.Argument(help="A config's short form, or a kernel's C++ name.", metavar="CONFIG")]
+ArchOption = Annotated[
+    str,
+    typer.Option(
+        help="The GPU architecture to compile for: sm_80, sm_86, sm_89, sm_90, …, or the oldest that it runs on."
+    ),
+]
+HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page with pictures.")]
+MIN_COLUMNS_FOR_VERDICTS = 140
+_SHORT_NAMES = {
+    "registers": "regs",
+    "spill_bytes": "spill",
+    "shared_bytes": "shared",
+    "blocks_per_sm": "blocks",
+    "instructions_per_step": "instr.",
+    "bank_conflicts_per_step": "confl.",
+}
+_COLOURS = {True: "green", False: "red", None: "default"}
+
+
+def explain(
+    config: ConfigArgument,
+    arch: ArchOption = OLDEST,
+    html: HtmlOption = None,
+    neighbours: Annotated[bool, typer.Option(help="Also compile and simulate every config one knob away.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Report all there is to know about a config: registers, shared memory, occupancy, instructions, conflicts."""
+    check_html_place(html)
+    parsed = parse_config(config)
+    tile_shapes(parsed)
+    facts = explain_config(parsed, family_of(parsed).target(arch), turning=None if neighbours else ())
+    if html is not None:
+        html.write_text(config_page(facts), "utf-8")
+    if as_json:
+        print_json(facts.to_dict())
+    elif html is not None:
+        table_console().print(f"wrote {html}", highlight=False, soft_wrap=True)
+    else:
+        _print_facts(facts)
+
+
+def check_html_place(html: Path | None) -> None:
+    """Before minutes of work, not after: raises `ValueError` if a page cannot be written there."""
+    if html is not None and not html.absolute().parent.is_dir():
+        raise ValueError(f"--html: there is no directory {html.parent} to write {html.name} to")
+    if html is not None and html.is_dir():
+        raise ValueError(f"--html: {html} is a directory; expected the name of a file")
+
+
+def _print_facts(facts: ConfigFacts) -> None:
+    console = table_console()
+    console.print(f"[bold]{facts.config}[/]  {facts.family} family, {facts.arch}", highlight=False, soft_wrap=True)
+    for section in sections(facts):
+        _print_section(console, section)
+    if facts.neighbours:
+        _print_neighbours(console, facts)
+
+
+def _print_section(console: Console, section: Section) -> None:
+    if section.rows:
+        table = Table(title=section.title, title_justify="left", show_header=False, pad_edge=False)
+        table.add_column("fact", no_wrap=True)
+        table.add_column("value", justify="right", no_wrap=True)
+        table.add_column("note", style="dim", overflow="fold")
+        for row in section.rows:
+            table.add_row(row.name, shown(row.value), row.note)
+        console.print(table)
+    if section.remark:
+        console.print(f"{section.title}: {section.remark}", highlight=False, soft_wrap=True)
+
+
+def _print_neighbours(console: Console, facts: ConfigFacts) -> None:
+    """One table; where a terminal is too narrow for the verdicts, they are listed below it."""
+    verdicts_fit = console.width >= MIN_COLUMNS_FOR_VERDICTS
+    console.print(_neighbours_table(facts, with_verdicts=verdicts_fit))
+    if not verdicts_fit:
+        for neighbour in facts.neighbours:
+            if verdict := _verdict(neighbour):
+                console.print(f"{neighbour.change}: {verdict}", style="dim", highlight=False)
+
+
+def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
+    table = Table(
+        title="One knob turned: what would change",
+        title_justify="left",
+        caption=f"Δ of {', '.join(EFFECT_NAMES.values())}; a step is of one warp.",
+        caption_justify="left",
+        padding=(0, 1 if with_verdicts else 0),
+    )
+    table.add_column("change", no_wrap=True)
+    for name in EFFECT_NAMES:
+        table.add_column(_SHORT_NAMES[name], justify="right", no_wrap=True)
+    if with_verdicts:
+        table.add_column("verdict", style="dim", overflow="fold")
+    own = [getattr(facts.effects, name) for name in EFFECT_NAMES]
+    table.add_row("this config", *("?" if value is None else shown(value) for value in own), style="bold")
+    for neighbour in facts.neighbours:
+        verdict = [_verdict(neighbour)] if with_verdicts else []
+        table.add_row(neighbour.change, *_differences(facts, neighbour), *verdict)
+    return table
+
+
+def _differences(facts: ConfigFacts, neighbour: Neighbour) -> list[str]:
+    if neighbour.effects is None:
+        return [""] * len(EFFECT_NAMES)
+    return [
+        f"[{_COLOURS[is_better(neighbour, name, value)]}]{shown_difference(value)}[/]"
+        for name, value in differences(facts.effects, neighbour.effects).items()
+    ]
+
+
+def _verdict(neighbour: Neighbour) -> str:
+    return f"cannot be built: {neighbour.problem}" if neighbour.problem else neighbour.rejection or ""

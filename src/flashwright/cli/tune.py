@@ -1,0 +1,286 @@
+"""`flashwright tune`: the search for the fastest config; and its subcommands, which look after what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from flashwright.choice.choose import best_family
+from flashwright.choice.currency import currency
+from flashwright.choice.database import TuningDatabase
+from flashwright.choice.lookup import shipped_results
+from flashwright.choice.problem import STANDARD_LENGTHS, problem_of, standard_problems
+from flashwright.choice.results import TunedResult, TuningFileError, from_document, to_document
+from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.kernels.family import Occasion
+from flashwright.kernels.registry import family_names
+from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import length_bucket
+from flashwright.workbench.tuning.measure import Machine, this_machine
+from flashwright.workbench.tuning.tuner import TuningReport, tune
+
+INTERRUPTED = 130
+DEFAULT_D_HEAD = 128
+GpuOption = Annotated[str | None, typer.Option(help="Only results of this GPU model, by its full name.")]
+
+app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def tune_command(
+    context: typer.Context,
+    d_head: Annotated[
+        int | None, typer.Option(help="Head dimension with a kernel of its own.", show_default="128")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="FP16 or BF16.", show_default="BF16")] = None,
+    causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Mask.", show_default="no-causal")] = None,
+    seqlen: Annotated[int | None, typer.Option(help="Rows of queries.", show_default="4096")] = None,
+    kv_seqlen: Annotated[int | None, typer.Option(help="Rows of keys.", show_default="as many")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences.", show_default="16,384 rows in all")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads.", show_default="2,048 columns in all")] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(help=f"Kernel family: {' or '.join(family_names())}.", show_default="what attention() uses here"),
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Every head dimension, dtype, mask and length (512, 2048, 8192), or those given."),
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Try only the promising part of the space.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Try at most so many configs, the promising first.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where the same command was interrupted.")] = False,
+    arch: Annotated[str, typer.Option(help="What to compile for where there is no GPU.")] = "sm_90",
+    as_json: JsonOption = False,
+) -> None:
+    """Find the fastest config for a problem on this GPU, for attention() to use. Without a GPU: what there is to time.
+
+    Every config that the rules keep is compiled; what spills is dropped, the rest checked against float64 and timed by
+    successive halving. Results are kept per GPU model, head dimension, dtype, mask, and rows of queries and of keys:
+    up to 64, up to 1024, up to 4096, or more.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    machine, database = this_machine(), TuningDatabase()
+    if family is None:
+        family = _family_in_use(machine, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD)
+    if everything:
+        for name, value in {"kv-seqlen": kv_seqlen, "batch": batch, "heads": heads}.items():
+            if value is not None:
+                raise ValueError(f"--{name}: not with --all, which has sizes of its own")
+        problems = list(standard_problems(dtype=dtype, d_head=d_head, causal=causal, length=seqlen, family=family))
+    else:
+        given = {"dtype": dtype, "d_head": d_head, "causal": causal, "q_length": seqlen, "kv_length": kv_seqlen}
+        given |= {"batch": batch, "heads": heads}
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        problems = [problem_of(family=family, **chosen)]
+
+    reports: list[TuningReport] = []
+    try:
+        for number, problem in enumerate(problems, start=1):
+            report = tune(problem, machine, database, arch=arch, quick=quick, limit=limit, resume=resume)
+            reports.append(report)
+            if not as_json:
+                _print_report(report, heading=f"{number}/{len(problems)} " if everything else "", brief=everything)
+    except KeyboardInterrupt:
+        hint = "" if machine is None else "; what was measured is kept: the same command with --resume goes on"
+        Console(stderr=True).print(f"interrupted{hint}", highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json({"searches": [report.to_dict() for report in reports]})
+
+
+def _family_in_use(machine: Machine | None, length: int, d_head: int) -> str:
+    """What attention() uses on this GPU."""
+    gpu = None if machine is None else machine.gpu
+    bucket = length_bucket(length)
+    return best_family(Occasion(DType.BF16, d_head, False, bucket, bucket, gpu)).name
+
+
+# --- The report of a search -------------------------------------------------------------------------------------
+
+
+def _print_report(report: TuningReport, *, heading: str, brief: bool) -> None:
+    console = table_console()
+    console.print(f"[bold]{heading}{report.problem}[/]", highlight=False)
+    if not brief:
+        console.print(_space_table(report))
+    if report.candidates is not None:
+        console.print(_compiled_line(report), highlight=False)
+    for wrong in report.wrong:
+        console.print(f"[bold red]wrong[/] (error {wrong.error:.1e}), never timed: {wrong.config}", highlight=False)
+    if report.result is None:
+        if not brief:
+            console.print(_survivors_table(report))
+        console.print("There is no GPU here: timing needs one, with PyTorch. Nothing was stored.", highlight=False)
+        return
+    if not brief:
+        console.print(_timings_table(report))
+    _print_winner(console, report)
+
+
+def _space_table(report: TuningReport) -> Table:
+    space = report.space
+    table = Table(title=f"{space.enumerated:,} combinations", caption=f"{space.kept} kept, {len(space.configs)} tried")
+    table.add_column("rule", no_wrap=True)
+    table.add_column("removed", justify="right", no_wrap=True)
+    table.add_column("because, for example")
+    for removal in space.removals:
+        table.add_row(removal.rule, f"{removal.count:,}", removal.example)
+    return table
+
+
+def _compiled_line(report: TuningReport) -> str:
+    candidates = report.candidates
+    assert candidates is not None
+    text = f"Compiled for {report.arch}: {len(candidates.survivors)} to time, {len(candidates.spilling)} spill"
+    if candidates.too_large:
+        text += f", {len(candidates.too_large)} exceed the shared memory of a block"
+    return text + "."
+
+
+def _survivors_table(report: TuningReport) -> Table:
+    assert report.candidates is not None
+    table = Table(title=f"What there is to time on {report.arch}")
+    table.add_column("config", overflow="fold")
+    for name in ("registers", "shared\nKiB", "blocks\nper SM", "limited by"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in report.candidates.survivors:
+        blocks = "?" if each.blocks_per_sm is None else str(each.blocks_per_sm)
+        table.add_row(
+            str(each.config), str(each.registers), f"{each.shared_bytes / 1024:g}", blocks, each.limited_by or "?"
+        )
+    return table
+
+
+def _timings_table(report: TuningReport) -> Table:
+    steps = " → ".join(str(len(stage.timings)) for stage in report.stages)
+    table = Table(title="The last, measured in turns", caption=f"candidates: {steps}" if steps else None)
+    table.add_column("config", overflow="fold")
+    for name in ("ms", "TFLOP/s", "× best"):
+        table.add_column(name, justify="right", no_wrap=True)
+    timings = report.final_timings
+    for timing in timings:
+        mark = " (in use so far)" if report.incumbents[:1] == (timing.config,) else ""
+        relative = timings[0].time_ms / timing.time_ms
+        tflops = report.problem.tflops(timing.time_ms)
+        table.add_row(f"{timing.config}{mark}", f"{timing.time_ms:.4f}", f"{tflops:.0f}", f"{relative:.3f}")
+    return table
+
+
+def _print_winner(console: Console, report: TuningReport) -> None:
+    assert report.result is not None
+    best = report.result.best
+    gain = "" if report.speedup is None else f", {report.speedup:.3f} × the speed of what was in use"
+    when = "finished before; " if report.candidates is None else f"{report.seconds:.0f} s; "
+    console.print(
+        f"[bold green]fastest[/] on {escape(str(report.gpu))}: {best.config}\n"
+        f"{when}{best.time_ms:.4f} ms, {report.result.tflops:.0f} TFLOP/s{gain}",
+        highlight=False,
+    )
+    if report.stored is not None and report.stored.config != best.config:
+        console.print(f"kept instead, measured faster elsewhere: {report.stored.config}", highlight=False)
+
+
+# --- Results -----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def show(
+    gpu: GpuOption = None,
+    shipped: Annotated[bool, typer.Option("--shipped", help="Those of the package, not your own.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List your results, or the package's: what attention() chooses from on GPUs that were tuned.
+
+    The kernels of a result are current if the installed package compiles the same source for its config. Of your result
+    and the package's, attention() takes the one whose kernels are current; if both or neither are, the later one.
+    """
+    database = TuningDatabase()
+    if shipped:
+        results = [result for result in shipped_results() if gpu in (None, result.gpu)]
+    else:
+        results = database.results(gpu)
+    if as_json:
+        document = to_document(results)
+        for each, result in zip(document["results"], results, strict=True):
+            each["kernels"] = currency(result).value
+        print_json(document)
+    elif results:
+        table_console().print(_results_table(results))
+    else:
+        where = "this package" if shipped else str(database.path)
+        print(f"no results in {where}" + ("" if gpu is None else f" for {gpu}"))
+
+
+def _results_table(results: Sequence[TunedResult]) -> Table:
+    table = Table()
+    for name in ("GPU", "dtype", "d_head", "mask", "queries", "keys"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("config", overflow="fold")
+    for name in ("ms", "TFLOP/s", "date", "kernels"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        kind = result.problem.kind
+        mask = "causal" if kind.causal else "full"
+        options = str(result.config).partition(", ")[2].partition(", ")[2]
+        table.add_row(
+            escape(result.gpu), kind.dtype.name, str(kind.d_head), mask, kind.q_bucket, kind.kv_bucket, f"({options}",
+            f"{result.best.time_ms:.4f}", f"{result.tflops:.0f}", result.date[:10], currency(result).value,
+        )  # fmt: skip
+    return table
+
+
+@app.command(name="export")
+def export_results(
+    file: Annotated[Path, typer.Argument(help="Where to write.", metavar="FILE.json")],
+    gpu: GpuOption = None,
+    dtype: Annotated[str | None, typer.Option(help="Only FP16 or BF16.")] = None,
+) -> None:
+    """Write your results to a file, to share them."""
+    results = TuningDatabase().results(gpu)
+    if dtype is not None:
+        results = [result for result in results if result.problem.dtype == DType.parse(dtype)]
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(to_document(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    print(f"{len(results)} results written to {file}")
+
+
+@app.command(name="import")
+def import_results(
+    file: Annotated[Path, typer.Argument(help="A file that export wrote.", metavar="FILE.json")],
+) -> None:
+    """Add the results in a file to yours: all of them, or none if the file is not sound."""
+    try:
+        results = from_document(json.loads(file.read_text("utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TuningFileError(f"{file} is not JSON: {error}") from error
+    except TuningFileError as error:
+        raise TuningFileError(f"{file}: {error}") from error
+    stored = TuningDatabase().store(results) if results else []
+    kept = sum(mine != theirs for mine, theirs in zip(stored, results, strict=True))
+    why_kept = f"; {kept} of yours are faster, or of the installed kernels, and were kept" if kept else ""
+    print(f"{len(results) - kept} results imported{why_kept}")
+
+
+@app.command()
+def clear(
+    gpu: GpuOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Forget your results and unfinished searches; those of the package remain."""
+    database = TuningDatabase()
+    if not yes:
+        typer.confirm(f"Forget {len(database.results(gpu))} results in {database.path}?", abort=True)
+    print(f"{database.clear(gpu)} results forgotten")

@@ -1,0 +1,57 @@
+// What a tile leaves in global memory: its rows of O, and the log-sum-exp of each.
+#pragma once
+#include "attention/tile.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "tile/accumulator.cuh"
+
+// Where the results of a tile's rows go, of which the first `rows` exist; perhaps fewer than the tile's, perhaps more.
+template <int static_row_stride = 0> struct OutputRows {
+    char *O; // the first row
+    float *lse;
+    int64 O_stride;
+    int rows;
+
+    template <class Work>
+    DEVICE OutputRows(const ForwardArguments &args, const Work &work)
+        : O_stride(row_stride_bytes<static_row_stride>(args.O)), rows(work.q_rows) {
+        const int64 first_row = work.sequence.q_start + work.q_row;
+        O = head_start(args.O, work.tile.batch, work.tile.head) + first_row * O_stride;
+        if constexpr (variant::returns_lse)
+            lse = args.lse + first_row + work.tile.batch * args.lse_batch_stride +
+                  work.tile.head * args.lse_head_stride;
+    }
+
+    // Of a warp's rows, which start at `warp_row`: one lane of each quad has a row's.
+    template <class Softmax, int row_tiles = Softmax::row_tiles>
+    DEVICE void store_lse(const Softmax &softmax, int warp_row) const {
+        for (int m = 0; m < row_tiles; ++m)
+            for (int half = 0; half < halves; ++half) {
+                const int row = warp_row + accumulator_row(m, half);
+                if (leads_quad() && row < rows)
+                    lse[row] = softmax.log_sum_exp(m, half);
+            }
+    }
+};
+
+// Rows of packed tensors before the first sequence and behind the last: their O is zero, their log-sum-exp minus
+// infinity. All warps given, in all thread blocks, share them, a row at a time; usually there are none.
+template <int columns> DEVICE void clear_rows_of_no_sequence(const ForwardArguments &args, int warp, int warps) {
+    constexpr int vectors = columns / vector_elements;
+    const int rows_before = clamp(args.q_starts[0], 0, args.q_length);
+    const int behind = clamp(args.q_starts[args.batches], rows_before, args.q_length);
+    const int rows = rows_before + args.q_length - behind;
+    const int64 O_stride = row_stride_bytes<0>(args.O);
+    const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    const int blocks = gridDim.x * gridDim.y * gridDim.z;
+    for (int i = block * warps + warp; i < rows; i += blocks * warps) {
+        const int row = i < rows_before ? i : behind + i - rows_before;
+        for (int head = 0; head < args.q_heads; ++head) {
+            char *O = head_start(args.O, 0, head) + row * O_stride;
+            for (int vector = lane_index(); vector < vectors; vector += warp_threads)
+                store_global_16B(O + vector * vector_bytes, Vector16B{});
+            if (variant::returns_lse && lane_index() == 0)
+                args.lse[head * args.lse_head_stride + row] = negative_infinity;
+        }
+    }
+}

@@ -1,0 +1,286 @@
+// The consumers of the Hopper kernel: products, softmax, and what comes of them.
+#pragma once
+#include "attention/epilogue.cuh"
+#include "attention/scores.cuh"
+#include "attention/softmax.cuh"
+#include "forward/hopper_shared.cuh"
+#include "ptx/shuffle.cuh"
+#include "tile/store.cuh"
+#include "tile/warpgroup_products.cuh"
+
+struct SoftmaxPolicy {
+    static constexpr DType dtype = cfg::dtype;
+    static constexpr bool optimized = true, mma_row_sum = false;
+    // Where maxima are guessed, few steps search for them, and these always rescale.
+    static constexpr bool lazy_rescale = cfg::lazy_rescale && !cfg::guesses_maxima;
+    static constexpr bool spreads_chains = shape::spreads_chains;
+    static constexpr bool rows_may_be_empty = variant::masks_left || variant::masks_right || variant::variable_lengths;
+};
+using Softmax = OnlineSoftmax<SoftmaxPolicy, 1>;
+
+// The steps of a warpgroup's rows.
+struct WarpgroupSteps : Steps {
+    bool begins_with_half; // its rows attend to the first half of their first block, and to no more of it
+
+    DEVICE WarpgroupSteps(const HopperTileWork &work, int row)
+        : Steps(work.keys.steps_of(work.window, row, last_row(work, row))) {
+        const int first_block_keys = work.window.keys_up_to_last(last_row(work, row)) - work.keys.first_key(begin);
+        begins_with_half = first_block_keys <= shape::half_block;
+    }
+
+  private:
+    // Before the first if the sequence ends before it.
+    static DEVICE int last_row(const HopperTileWork &work, int row) {
+        return min(row + warpgroup_rows, work.sequence.q_length) - 1;
+    }
+};
+
+// One consumer warp: 16 of its warpgroup's 64 rows.
+struct Consumer {
+    const HopperArguments &args;
+    const SharedMemory &shared;
+    const int warpgroup = uniform(threadIdx.x / warpgroup_threads);
+    const int row_in_tile = threadIdx.x / warp_threads * mma_rows; // of the warp's first row
+    const Turns<cfg::ping_pong, cfg::n_consumers, barriers::turns> turns{warpgroup};
+    QPlace Q_place;
+    KVPlace K_place, V_place;
+
+    float S[1][cfg::B_c / mma_columns][accumulator_values];
+    uint32 P[cfg::B_c / mma_depth][4];
+    float O[1][cfg::d_head / mma_columns][accumulator_values];
+
+    DEVICE void run() {
+        HopperTiles tiles{shared, all_lanes};
+        for (Tile tile = tiles.next(); !tile.is_none(); tile = tiles.next()) {
+            const HopperTileWork work(args.forward, tile);
+            if (work.exists())
+                compute(work);
+        }
+    }
+
+    // --- Parts of a step ---
+
+    DEVICE Slot Q() const { return shared.Q(Q_place.stage, warpgroup); }
+
+    // Waits for K and issues the scores of a block's first keys.
+    template <int keys = cfg::B_c> DEVICE void start_scores() {
+        const Slot K = shared.K(K_place.stage);
+        K.wait_until_full(K_place.lap); // @operand K
+        issue_shared_shared<cfg::d_head, cfg::B_c>(scores_of<keys>()[0], Q().data, K.data); // @product S
+    }
+    template <int keys> DEVICE auto scores_of() -> float (&)[1][keys / mma_columns][accumulator_values] {
+        return reinterpret_cast<float (&)[1][keys / mma_columns][accumulator_values]>(S);
+    }
+    // When the scores are complete: K, and after its last use Q, may be overwritten.
+    template <int keys = cfg::B_c> DEVICE void finish_scores(bool last) {
+        pin_registers(scores_of<keys>()[0]);
+        shared.K(K_place.stage).release(); // @operand K
+        K_place.advance();
+        if (last)
+            Q().release(); // @operand Q
+    }
+    DEVICE void start_output() {
+        const Slot V = shared.V(V_place.stage);
+        V.wait_until_full(V_place.lap); // @operand V
+        issue_registers_shared<cfg::B_c>(O[0], P, V.data); // @product O
+    }
+    DEVICE void finish_output() {
+        wgmma_wait_group<0>();
+        pin_registers(O[0]);
+        shared.V(V_place.stage).release(); // @operand V
+        V_place.advance();
+    }
+    DEVICE void clear_output() {
+#pragma unroll
+        for (int n = 0; n < cfg::d_head / mma_columns; ++n)
+#pragma unroll
+            for (int i = 0; i < accumulator_values; ++i)
+                O[0][n][i] = 0;
+    }
+    template <int keys = cfg::B_c> DEVICE void round_scores() {
+#pragma unroll
+        for (int n = 0; n < cfg::B_c / mma_columns; ++n)
+#pragma unroll
+            for (int half = 0; half < halves; ++half)
+                P[n / 2][n % 2 * 2 + half] =
+                    mma_columns * n < keys ? pack_16bit<cfg::dtype>(S[0][n][2 * half], S[0][n][2 * half + 1]) : 0;
+    }
+    DEVICE Scores scores(const HopperTileWork &work) const { return {work.window, args.forward.capping_scale}; }
+    template <bool masked, int keys = cfg::B_c> DEVICE void cap_and_mask(const HopperTileWork &work, int step) {
+        scores(work).finish<masked>(scores_of<keys>(), work.q_row + row_in_tile, work.keys.first_key(step));
+    }
+    // Step 0 visits the last keys: of a packed sequence, perhaps with rows of V behind them that belong to the next
+    // one. Their weights are zero, but zero times infinity is not: they are cleared. All consumers take part, and wait
+    // for each other.
+    DEVICE void clear_tail(const HopperTileWork &work, int step) {
+        const int rows = work.sequence.kv_length - work.keys.first_key(step);
+        if (variant::variable_lengths && step == 0 && rows < cfg::B_c) {
+            const Slot V = shared.V(V_place.stage);
+            V.wait_until_full(V_place.lap); // @operand V
+            clear_rows<cfg::B_c, shape::panels>(V.data, rows, threadIdx.x, consumer_threads);
+            fence_async_proxy();
+            named_barrier_sync(barriers::V_cleared, consumer_threads);
+        }
+    }
+
+    // --- A tile ---
+
+    DEVICE void compute(const HopperTileWork &work) {
+        Softmax softmax(args.forward.softmax_scale);
+        clear_output();
+        if (work.keys.count > 0) {
+            const WarpgroupSteps steps(work, work.q_row + warpgroup * warpgroup_rows);
+            Q().wait_until_full(Q_place.lap); // @operand Q
+            for (int step = 0; step < steps.begin; ++step)
+                skip_step(work, step);
+            if (steps.begin < work.keys.count) {
+                if constexpr (cfg::overlaps_softmax)
+                    compute_overlapped(work, steps, softmax);
+                else
+                    compute_in_sequence(work, steps, softmax);
+            }
+            Q_place.advance();
+        }
+        softmax.normalize(O);
+        store(work, softmax);
+    }
+
+    // With a mask, or behind the last row, a warpgroup has no key in blocks that others need. It takes part in all that
+    // these wait for.
+    DEVICE void skip_step(const HopperTileWork &work, int step) {
+        turns.wait();
+        turns.pass();
+        shared.K(K_place.stage).wait_until_full(K_place.lap); // @operand K
+        finish_scores(step + 1 == work.keys.count);
+        clear_tail(work, step);
+        shared.V(V_place.stage).wait_until_full(V_place.lap); // @operand V
+        finish_output();
+    }
+
+    // One thing after the other.
+    DEVICE void compute_in_sequence(const HopperTileWork &work, const WarpgroupSteps &steps, Softmax &softmax) {
+        step_in_sequence<true, true>(work, softmax, steps.begin);
+        further_steps(work, steps, softmax);
+    }
+
+    template <bool first, bool masked>
+    DEVICE void step_in_sequence(const HopperTileWork &work, Softmax &softmax, int step) {
+        turns.wait();
+        start_scores();
+        wgmma_wait_group<0>();
+        finish_scores(step + 1 == work.keys.count);
+        turns.pass();
+        cap_and_mask<masked>(work, step);
+        softmax.step<first>(S, O); // @phase softmax
+        round_scores();
+        if constexpr (first)
+            clear_tail(work, step);
+        start_output();
+        finish_output();
+    }
+
+    // Along the diagonal every other warpgroup attends to the first half of its first block only.
+    static constexpr bool halves_first_block = variant::masks_right && shape::halves_first_block;
+
+    // Each step's softmax runs while the product O += PV of the step before does.
+    DEVICE void compute_overlapped(const HopperTileWork &work, const WarpgroupSteps &steps, Softmax &softmax) {
+        constexpr int half_block = halves_first_block ? shape::half_block : cfg::B_c;
+        if (halves_first_block && steps.begins_with_half)
+            first_step_overlapped<half_block>(work, softmax, steps.begin);
+        else
+            first_step_overlapped<cfg::B_c>(work, softmax, steps.begin);
+        clear_tail(work, steps.begin);
+        further_steps(work, steps, softmax);
+        start_output();
+        finish_output();
+    }
+
+    template <int keys> DEVICE void first_step_overlapped(const HopperTileWork &work, Softmax &softmax, int step) {
+        turns.wait();
+        start_scores<keys>();
+        turns.pass();
+        wgmma_wait_group<0>();
+        finish_scores<keys>(step + 1 == work.keys.count);
+        cap_and_mask<true, keys>(work, step);
+        softmax.step<true>(scores_of<keys>()); // @phase softmax
+        round_scores<keys>();
+    }
+
+    template <bool masked>
+    DEVICE void step_overlapped(const HopperTileWork &work, Softmax &softmax, int step) {
+        turns.wait();
+        start_scores();
+        start_output();
+        turns.pass();
+        wgmma_wait_group<1>();
+        if constexpr (cfg::guesses_maxima && !masked) {
+            exponentiate_by_guess(work, softmax);
+            finish_scores(step + 1 == work.keys.count);
+            finish_output();
+        } else {
+            finish_scores(step + 1 == work.keys.count);
+            cap_and_mask<masked>(work, step);
+            const Shrinkage<1> shrinkage = softmax.step<false>(S); // @phase softmax
+            finish_output();
+            softmax.apply(shrinkage, O); // @phase rescale O
+        }
+        round_scores();
+    }
+
+    // Without maxima; and again, with them, if that fails for any row of the warpgroup: K is kept until then.
+    DEVICE void exponentiate_by_guess(const HopperTileWork &work, Softmax &softmax) {
+        pin_registers(S[0]);
+        scores(work).cap(S);
+        const Guess<1> guess = softmax.guess(S); // @phase softmax
+        if (named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, guess.fails)) {
+            wgmma_wait_group<0>();
+            pin_registers(O[0]);
+            start_scores();
+            wgmma_wait_group<0>();
+            pin_registers(S[0]);
+            scores(work).cap(S);
+            softmax.step<false>(S, O); // @phase softmax
+        } else {
+            softmax.accept(guess); // @phase softmax
+        }
+    }
+
+    template <bool masked> DEVICE void further_step(const HopperTileWork &work, Softmax &softmax, int step) {
+        if constexpr (cfg::overlaps_softmax)
+            step_overlapped<masked>(work, softmax, step);
+        else
+            step_in_sequence<false, masked>(work, softmax, step);
+    }
+
+    // All steps but the first; masks are only in the code of those that need one. Along the diagonal rows have seen too
+    // few keys for a guess, so that one step more searches for maxima.
+    DEVICE void further_steps(const HopperTileWork &work, const WarpgroupSteps &steps, Softmax &softmax) {
+        int step = steps.begin + 1;
+        if constexpr (variant::masks_right) {
+            const int end = cfg::guesses_maxima ? min(max(steps.plain_begin, step + 1), work.keys.count)
+                                                : steps.plain_begin;
+#pragma unroll 1
+            for (; step < end; ++step)
+                further_step<true>(work, softmax, step);
+        }
+        const int end = variant::masks_left ? steps.plain_end : work.keys.count;
+#pragma unroll 1
+        for (; step < end; ++step)
+            further_step<false>(work, softmax, step);
+        if constexpr (variant::masks_left) {
+#pragma unroll 1
+            for (; step < work.keys.count; ++step)
+                further_step<true>(work, softmax, step);
+        }
+    }
+
+    // --- Results ---
+
+    DEVICE void store(const HopperTileWork &work, const Softmax &softmax) const {
+        const OutputRows output(args.forward, work);
+        store_rows<cfg::dtype, output_columns>(output.O + row_in_tile * output.O_stride, output.O_stride, O[0],
+                                               output.rows - row_in_tile);
+        if constexpr (variant::returns_lse)
+            output.store_lse(softmax, row_in_tile);
+    }
+};

@@ -1,6 +1,0 @@
-"""The facts about one config, and the pictures drawn from them."""
-
-from flashwright.explain.facts import ConfigFacts
-from flashwright.explain.gather import explain_config
-
-__all__ = ["ConfigFacts", "explain_config"]

@@ -1,1 +1,0 @@
-"""The Hopper family (sm_90a): bulk tensor copies, warpgroup products, warp specialisation."""

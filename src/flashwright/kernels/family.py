@@ -1,0 +1,154 @@
+"""A kernel family: one way of using the hardware for one operation, described by one value.
+
+Everything that differs between families is in their descriptions. The compiler, the runtime, the choice of configs and
+the workbench read descriptions, and hold no tables of families.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+from flashwright.hardware.architectures import GPUModel, parse_arch
+from flashwright.kernels.explanation import Explanation
+from flashwright.kernels.ladder import LadderRung
+from flashwright.kernels.launch import LaunchRules
+from flashwright.kernels.operation import Operation
+from flashwright.kernels.source import KernelSource
+from flashwright.problem.dtypes import DType
+from flashwright.problem.variant import AttentionVariant
+
+OLDEST = "oldest"
+"""In the place of an architecture: the oldest that a config's family runs on."""
+
+
+class KernelConfig(Protocol):
+    """What configs of all families have. They are frozen dataclasses of constants."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def d_head(self) -> int: ...
+    @property
+    def B_r(self) -> int: ...
+    @property
+    def B_c(self) -> int: ...
+    @property
+    def n_warps(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def short_form(self) -> str: ...
+    def kernel_name(self) -> str: ...
+
+
+class TileShapes(Protocol):
+    """What follows from a config before anything is compiled."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """What a config is chosen for: a kind of problem on a GPU."""
+
+    dtype: DType
+    d_head: int
+    causal: bool
+    q_bucket: str
+    kv_bucket: str
+    gpu: GPUModel | None
+    """None: no GPU."""
+
+    def with_native_d_head(self, family: KernelFamily) -> Occasion:
+        """The same for the family's own head dimension that holds this one."""
+        return replace(self, d_head=family.native_d_head(self.d_head))
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What there is to search in a family."""
+
+    configs: Callable[[DType, int], Iterator[tuple[Any, str | None]]]
+    """Every config of a dtype and head dimension, with "rule: why it is not worth timing", or None."""
+    is_promising: Callable[[Any], bool]
+    rules: tuple[str, ...]
+    """Those that are listed even if they remove nothing."""
+    bearable_spill_bytes: int = 0
+    """What a kernel may spill and still be timed."""
+
+
+@dataclass(frozen=True)
+class FamilyLadder:
+    """How a family is climbed."""
+
+    rungs: Callable[[DType | str, int], list[LadderRung[Any]]]
+    architectures: tuple[str, ...]
+    """What is compiled for."""
+    peers: tuple[str, ...]
+    """What is timed beside it, by the names of the bench's peers; the first is what it has to reach."""
+
+
+@dataclass(frozen=True)
+class KernelFamily:
+    operation: Operation
+    name: str
+    title: str
+    """The name as a reader sees it."""
+    config_type: type
+    d_heads: tuple[int, ...]
+    """Head dimensions with a kernel of their own; others are padded up to the next inside the kernel."""
+    parse: Callable[[str], Any]
+    """A config from its short form or the C++ name of its kernel."""
+    shapes: Callable[[Any], TileShapes]
+    """Raises `ValueError` for a config that no kernel can be built from."""
+    source: Callable[[Any, AttentionVariant], KernelSource]
+    rejection_reason: Callable[[Any], str | None]
+    """Why a config is not worth timing; None if it is."""
+    default_config: Callable[[Occasion], Any]
+    """What is good by experience, for problems that nobody has tuned."""
+    launch_rules: LaunchRules = field(default_factory=LaunchRules)
+    suits: Callable[[Occasion], bool] = lambda occasion: True
+    """Whether it is worth choosing, on a GPU that runs it, for such problems."""
+    oldest_arch: str = "sm_80"
+    runs_on_later: bool = True
+    """Whether it runs on every architecture from the oldest on; otherwise on that one alone."""
+    space: SearchSpace | None = None
+    ladder: FamilyLadder | None = None
+    explanation: Explanation | None = None
+
+    def launch(self, config: Any, *tensors: Any, **options: Any) -> Any:
+        """How to compute with a config; tensors and options as of the operation's `launch`."""
+        return self.operation.launch(self.launch_rules, config, *tensors, **options)
+
+    def runs_on(self, arch: str) -> bool:
+        try:
+            self.target(arch)
+        except ValueError:
+            return False
+        return True
+
+    def target(self, arch: str) -> str:
+        """What to compile for to run on an architecture: `sm_90a` has instructions that `sm_90` lacks."""
+        if arch == OLDEST:
+            return self.oldest_arch
+        if not self.runs_on_later:
+            if re.sub("a$", "", parse_arch(arch)) != re.sub("a$", "", self.oldest_arch):
+                raise ValueError(f"arch: the {self.name} family runs on {self.oldest_arch} alone, not on {arch}")
+            return self.oldest_arch
+        return arch
+
+    def native_d_head(self, head_dim: int) -> int:
+        """The smallest head dimension with a kernel of its own that holds `head_dim` columns."""
+        for d_head in self.d_heads:
+            if head_dim <= d_head:
+                return d_head
+        raise ValueError(
+            f"head_dim: {head_dim} is not allowed; allowed by the {self.name} family: multiples of 8 up to "
+            f"{self.d_heads[-1]}"
+        )

@@ -1,0 +1,305 @@
+"""What the Ampere family's config means: its knobs in words, its operands' registers, its shared memory.
+
+Arithmetic on the config alone; nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+from flashwright.hardware.units import FRAGMENT, MMA_ROWS
+from flashwright.kernels.explanation import (
+    Buffering,
+    ExecutedLoads,
+    Explanation,
+    Knob,
+    OperandRegisters,
+    Product,
+    RegisterPhase,
+    Shape,
+    SharedMap,
+    SharedRegion,
+    TimelineTexts,
+)
+from flashwright.kernels.forward.ampere.config import MAX_WARPS, FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes, GemmShape
+
+TYPICAL_HEADS = 16
+"""Heads of the tensors for which a static row stride is tried."""
+
+_SWITCHES: dict[str, tuple[str, str]] = {
+    "async_copy": (
+        "blocks go from global to shared memory by cp.async, past the registers; the warp goes on meanwhile",
+        "blocks pass through registers on their way to shared memory, and the warp waits for them",
+    ),
+    "eager_load_blocks": (
+        "V's copy starts before S = QKᵀ and the next K's before softmax, so that they arrive during the arithmetic",
+        "each block is copied when it is needed, and everybody waits for it",
+    ),
+    "swizzled": (
+        "16-byte vectors are permuted within each bank line, so that eight rows of one column lie in different banks",
+        "rows lie one after the other, so that eight rows of one column lie in the same banks and take turns",
+    ),
+    "mma_double_buffer_loads": (
+        "streamed operands have two register buffers: tile t+1 is loaded while tile t is multiplied",
+        "streamed operands have one register buffer: each tile is loaded, then multiplied",
+    ),
+    "optimized_softmax": (
+        "exponentials are exp2, with log2(e) and the scale folded into one multiply-add per score",
+        "scores are scaled first, and exp is a sequence of about eight instructions",
+    ),
+    "peeled_first_step": (
+        "the first KV block runs outside of the loop and rescales nothing, for O is still empty",
+        "the first KV block runs in the loop and rescales an O that is zero",
+    ),
+    "reversed_kv": ("KV blocks are visited from the last to the first", "KV blocks are visited from first to last"),
+    "streaming_stores": (
+        "O is stored with the evict-first policy, for the kernel never reads it again",
+        "O is stored with the usual cache policy",
+    ),
+    "mma_row_sum": (
+        "the tensor cores sum the exponentials, as P times a matrix of ones",
+        "the exponentials are summed by fp32 additions",
+    ),
+    "assembler_reorders": (
+        "the assembler orders loads and products as it sees fit (-O3), regardless of the load tiles",
+        "the assembler keeps the kernel's order (-O1), so that load tiles and double buffering reach the machine",
+    ),
+    "two_kv_stages": (
+        "two K and two V blocks in shared memory: the next step's are copied during this one, with one barrier a step",
+        "one K and one V block in shared memory: each is copied while the other is used, with two barriers a step",
+    ),
+    "lazy_rescale": (
+        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential",
+        "O is rescaled in every step",
+    ),
+}
+_SIZES = ("B_r", "B_c", "n_warps")
+_TILES = {"Q_mma_load_K_tiles": "Q", "K_mma_load_K_tiles": "K", "V_mma_load_K_tiles": "V"}
+KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, *_TILES, *_SWITCHES, "static_row_stride")
+"""All but `dtype` and `d_head`, which say what is computed, not how."""
+
+
+def knobs(config: FlashForwardKernelConfig) -> tuple[Knob, ...]:
+    """Every field of the config, with what its value does."""
+    return tuple(_knob(config, field.name) for field in fields(config))
+
+
+def _knob(config: FlashForwardKernelConfig, name: str) -> Knob:
+    value = getattr(config, name)
+    if name in _SWITCHES:
+        return Knob(name, "on" if value else "off", value, _SWITCHES[name][0 if value else 1])
+    if name in _TILES:
+        operand = _TILES[name]
+        whole = f"the whole block of {operand} is loaded into registers at once"
+        lines = "rows" if operand == "V" else "columns"
+        part = f"{operand} is streamed into registers {value} fragments ({value * FRAGMENT} {lines}) at a time"
+        return Knob(name, str(value), None, part if value else whole)
+    meanings = {
+        "dtype": "element type of Q, K, V and O; softmax and sums are fp32",
+        "d_head": "columns of Q, K, V and O",
+        "B_r": "rows of Q and O per thread block",
+        "B_c": "rows of K and V per step of the loop",
+        "n_warps": f"warps per thread block, {config.B_r / config.n_warps:g} rows of Q each",
+        "static_row_stride": "elements from a row to the next are known when compiling"
+        if value
+        else "the distance between rows is read at run time",
+    }
+    return Knob(name, value.name if name == "dtype" else str(value), None, meanings[name])
+
+
+def shapes(config: FlashForwardKernelConfig) -> tuple[Shape, ...]:
+    """The derived sizes, by the names the kernel uses."""
+    derived = ForwardKernelTileShapes(config)
+    meanings = {
+        "threads": "threads per block",
+        "d_head_fragments": "8-wide fragments across a row",
+        "QO_rows_per_warp": "rows of Q and O that one warp owns",
+        "QO_fragments_per_warp": "the same in fragments of 8",
+        "KV_calc_fragments": "fragments of a K/V block; every warp multiplies with all of them",
+        "KV_ldst_fragments_per_warp": "a warp's share of copying a K/V block",
+        "QK_rmem_tile_fragments": "fragments along d_head in one register tile of S = QKᵀ",
+        "QK_rmem_tiles": "such tiles",
+        "PV_rmem_tile_fragments": "fragments along B_c in one register tile of O += PV",
+        "PV_rmem_tiles": "such tiles",
+        "Q_rmem_tile_buffers": "register tiles of Q held at once",
+        "K_rmem_tile_buffers": "register tiles of K held at once",
+        "V_rmem_tile_buffers": "register tiles of V held at once",
+        "KV_stages": "K/V blocks in shared memory",
+    }
+    return tuple(Shape(name, getattr(derived, name), meaning) for name, meaning in meanings.items())
+
+
+# --- Registers -------------------------------------------------------------------------------------------------
+
+
+def register_phases(config: FlashForwardKernelConfig) -> tuple[RegisterPhase, ...]:
+    """The operands alive in each part of a KV step. Addresses, counters and temporaries come on top."""
+    derived = ForwardKernelTileShapes(config)
+    rows, row_tiles = derived.QO_rows_per_warp, derived.QO_rows_per_warp // MMA_ROWS
+    O = _accumulator("O accumulator", rows, config.d_head, derived.O_accumulator_registers)  # noqa: E741
+    S = _accumulator("S accumulator", rows, config.B_c, derived.S_accumulator_registers)
+    P = OperandRegisters("P operand", derived.P_operand_registers, f"{rows} × {config.B_c} at 16 bits ÷ 32 lanes")
+    Q = _fragments("Q fragments", rows, derived.QK, derived.Q_rmem_tile_buffers, derived.Q_operand_registers)
+    K = _fragments("K fragments", config.B_c, derived.QK, derived.K_rmem_tile_buffers, derived.K_operand_registers)
+    V = _fragments("V fragments", config.d_head, derived.PV, derived.V_rmem_tile_buffers, derived.V_operand_registers)
+    sums = 4 if config.mma_row_sum else 2  # an accumulator of the tensor cores, or plain sums
+    tiles = f"{row_tiles} tile{'s' if row_tiles > 1 else ''} of {MMA_ROWS} rows"
+    row_state = OperandRegisters("row max and sum", row_tiles * (2 + sums), f"{tiles} × (2 maxima + {sums} sums)")
+    held_Q = (Q,) if derived.QK.A_load_entire_block_into_rf else ()
+    return (
+        RegisterPhase("S = QKᵀ", (O, S, Q, K, row_state)),
+        RegisterPhase("softmax", (O, S, *held_Q, row_state)),
+        RegisterPhase("O += PV", (O, P, *held_Q, V, row_state)),
+    )
+
+
+def _accumulator(name: str, rows: int, columns: int, registers: int) -> OperandRegisters:
+    return OperandRegisters(name, registers, f"{rows} × {columns} in fp32 ÷ 32 lanes")
+
+
+def _fragments(name: str, outer: int, gemm: GemmShape, buffers: int, registers: int) -> OperandRegisters:
+    width = gemm.tile_fragments * FRAGMENT
+    count = "1 tile" if buffers == 1 else f"{buffers} tiles"
+    return OperandRegisters(name, registers, f"{count} of {outer} × {width} at 16 bits ÷ 32 lanes")
+
+
+# --- Shared memory ---------------------------------------------------------------------------------------------
+
+
+def shared_map(config: FlashForwardKernelConfig) -> SharedMap:
+    """Where the blocks lie, by byte offset."""
+    derived = ForwardKernelTileShapes(config)
+    regions = [SharedRegion("Q", "Q", 0, derived.Q_shared_bytes, "O takes its place at the end")]
+    for stage in range(derived.KV_stages):
+        suffix = f", stage {stage}" if derived.KV_stages > 1 else ""
+        note = ("even steps", "odd steps")[stage] if derived.KV_stages > 1 else "every step"
+        base = stage * derived.KV_stage_bytes
+        size = derived.KV_shared_bytes
+        regions.append(SharedRegion(f"K{suffix}", "K", base + derived.K_shared_offset, size, note))
+        regions.append(SharedRegion(f"V{suffix}", "V", base + derived.V_shared_offset, size, note))
+    return SharedMap(tuple(regions), derived.shared_bytes)
+
+
+# --- Double buffering ------------------------------------------------------------------------------------------
+
+
+def buffering(config: FlashForwardKernelConfig) -> tuple[Buffering, ...]:
+    """Per operand of the two products, whether its register tiles are double-buffered."""
+    derived = ForwardKernelTileShapes(config)
+    QK, PV = derived.QK, derived.PV
+    return (
+        Buffering("S = QKᵀ", "Q", QK.DoubleBufferA, _why(config, "Q", QK.A_load_entire_block_into_rf, QK)),
+        Buffering("S = QKᵀ", "K", QK.DoubleBufferB, _why(config, "K", QK.B_load_entire_block_into_rf, QK)),
+        Buffering("O += PV", "P", PV.DoubleBufferA, "P is computed in registers and never loaded"),
+        Buffering("O += PV", "V", PV.DoubleBufferB, _why(config, "V", PV.B_load_entire_block_into_rf, PV)),
+    )
+
+
+def _why(config: FlashForwardKernelConfig, operand: str, whole_block: bool, gemm: GemmShape) -> str:
+    flag = config.mma_double_buffer_loads
+    if whole_block:
+        loaded = "once, before the loop," if operand == "Q" else "before the product"
+        effect = "; mma_double_buffer_loads has no effect on it" if flag else ""
+        return f"{operand}_mma_load_K_tiles = 0: the whole block is loaded {loaded} and no next tile is left{effect}"
+    order = (
+        "; but assembler_reorders is on, and the assembler orders them its own way" if config.assembler_reorders else ""
+    )
+    if not flag:
+        return f"mma_double_buffer_loads is off: each of {gemm.tiles} tiles is loaded, then multiplied{order}"
+    return f"two buffers: tile t+1 of {gemm.tiles} is loaded while tile t is multiplied{order}"
+
+
+# --- Neighbours ------------------------------------------------------------------------------------------------
+
+
+def neighbours(config: FlashForwardKernelConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each change of one knob worth examining: in words, and as fields for `dataclasses.replace`."""
+    for name in _SIZES:
+        value = getattr(config, name)
+        most = MAX_WARPS if name == "n_warps" else 256
+        for other in (value // 2, value * 2):
+            if value > other > 0 or value < other <= most:
+                yield _change(name, value, other)
+    for name in _TILES:
+        value = getattr(config, name)
+        for other in (2,) if value == 0 else (value // 2 if value > 2 else 0, value * 2):
+            yield _change(name, value, other)
+    for name in _SWITCHES:
+        value = getattr(config, name)
+        yield f"{name}: {'on → off' if value else 'off → on'}", {name: not value}
+    stride = config.static_row_stride
+    yield _change("static_row_stride", stride, 0 if stride else TYPICAL_HEADS * config.d_head)
+
+
+def _change(name: str, old: int, new: int) -> tuple[str, dict[str, Any]]:
+    return f"{name}: {old} → {new}", {name: new}
+
+
+def work_per_step(config: FlashForwardKernelConfig) -> int:
+    """Scores that one warp computes in one KV step."""
+    return config.B_r // config.n_warps * config.B_c
+
+
+def steps_before_loop(config: FlashForwardKernelConfig) -> int:
+    return int(config.peeled_first_step)
+
+
+def row_stride(config: FlashForwardKernelConfig) -> int:
+    """A kernel that was compiled for a stride is given it."""
+    return config.static_row_stride or config.d_head
+
+
+def without_or_with_swizzle(config: FlashForwardKernelConfig) -> FlashForwardKernelConfig:
+    """The same config with the swizzle turned."""
+    return replace(config, swizzled=not config.swizzled)
+
+
+# --- Pictures --------------------------------------------------------------------------------------------------
+
+
+def banks(config: FlashForwardKernelConfig) -> ExecutedLoads:
+    layout = ForwardKernelTileShapes(config).shared_layout
+    return ExecutedLoads(
+        operand="K",
+        rows=config.B_c,
+        columns=config.d_head,
+        panel_columns=layout.panel_columns,
+        offset=partial(layout.offset, rows=config.B_c),
+        is_swizzled=config.swizzled,
+    )
+
+
+TIMELINE = TimelineTexts(
+    introduction=(
+        "The instructions that one warp really executed, in order, over two steps in the middle of the loop. "
+        "A bar above says which block is on its way: framed while its copy is being started, plain until the wait "
+        "that makes it arrive."
+    ),
+    caption=(
+        "Each mark is a run of consecutive instructions of one kind; the numbers beside the lanes count them. "
+        "Positions are counts of instructions, not time. They are PTX, in the order the compiler wrote it; the "
+        "assembler keeps that order unless assembler_reorders is on."
+    ),
+    nothing_to_hide_behind="nothing to hide behind: the warp waits for it at once",
+)
+
+EXPLANATION = Explanation(
+    knobs=knobs,
+    knobs_to_turn=KNOBS_TO_TURN,
+    neighbours=neighbours,
+    shapes=shapes,
+    register_phases=register_phases,
+    shared_map=shared_map,
+    work_per_step=work_per_step,
+    buffering=buffering,
+    steps_before_loop=steps_before_loop,
+    row_stride=row_stride,
+    also_drawn=lambda config: (without_or_with_swizzle(config),),
+    banks=banks,
+    product=Product.MMA,
+    timeline=TIMELINE,
+)

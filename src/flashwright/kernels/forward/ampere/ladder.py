@@ -1,0 +1,44 @@
+"""The climb from the plainest kernel of the Ampere family to its fastest, one idea a rung."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashwright.kernels.family import FamilyLadder
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.kernels.ladder import LadderRung, climbed
+from flashwright.problem.dtypes import DType
+
+
+def get_kernel_progression(
+    dtype: DType | str = DType.BF16, d_head: int = 128
+) -> list[LadderRung[FlashForwardKernelConfig]]:
+    """The ladder, each rung one idea above the last."""
+    base = FlashForwardKernelConfig(DType.parse(dtype), d_head, 64, 64, 4, True, False, False, 0, 0, 0, False, False)
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("base: asynchronous copies only", {}),
+        ("swizzled shared memory", {"swizzled": True}),
+        ("eager K/V loads", {"eager_load_blocks": True}),
+        (
+            "interleaved shared→register loads",
+            {"Q_mma_load_K_tiles": 2, "K_mma_load_K_tiles": 2, "V_mma_load_K_tiles": 2},
+        ),
+        ("double-buffered shared→register loads", {"mma_double_buffer_loads": True}),
+        ("optimised softmax", {"optimized_softmax": True}),
+        ("autotuned blocks: 128 rows of Q", {"B_r": 128}),
+        ("two K/V stages in shared memory", {"two_kv_stages": True}),
+        ("lazy rescaling of O", {"lazy_rescale": True}),
+        ("row sums on the tensor cores", {"mma_row_sum": True}),
+        ("the assembler's order of instructions", {"assembler_reorders": True}),
+    ]
+    return climbed(base, changes)
+
+
+def get_kernel_progression_configs(
+    dtype: DType | str = DType.BF16, d_head: int = 128
+) -> list[FlashForwardKernelConfig]:
+    """The configs of the ladder, from the first rung to the last."""
+    return [rung.config for rung in get_kernel_progression(dtype, d_head)]
+
+
+LADDER = FamilyLadder(get_kernel_progression, architectures=("sm_80", "sm_90"), peers=("sdpa-fa2",))

@@ -1,0 +1,75 @@
+"""An Ampere config and a variant as CUDA source."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from flashwright.hardware.units import MMA_ROWS, VECTOR_BYTES
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes
+from flashwright.kernels.source import (
+    SPECIALISATION_HEADER,
+    Constant,
+    KernelSource,
+    device_headers,
+    specialisation,
+    variant_constants,
+)
+from flashwright.problem.variant import PLAIN, AttentionVariant
+
+
+def forward_kernel_source(config: FlashForwardKernelConfig, variant: AttentionVariant = PLAIN) -> KernelSource:
+    """The forward kernel of a config; raises `ValueError` for a config no kernel can be built from."""
+    shapes = ForwardKernelTileShapes(config)
+    return KernelSource(
+        text=f'#include "{SPECIALISATION_HEADER}"\n#include "forward/ampere.cuh"\n',
+        headers=(
+            (SPECIALISATION_HEADER, specialisation(config, _constants(config, shapes, variant))),
+            *device_headers(),
+        ),
+        name_expression=config.kernel_name(),
+        file_name="flash_forward.cu",
+        # At -O3 the assembler orders shared-memory loads and products its own way, whatever the order in the PTX,
+        # so that load tiles and double buffering hardly reach the machine code. At -O1 it keeps the order it is given.
+        options=("--ptxas-options=-O3" if config.assembler_reorders else "--ptxas-options=-O1",),
+    )
+
+
+def _constants(
+    config: FlashForwardKernelConfig, shapes: ForwardKernelTileShapes, variant: AttentionVariant
+) -> dict[str, dict[str, Constant]]:
+    layout = shapes.shared_layout
+    return {
+        "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
+        "variant": variant_constants(variant),
+        "layout": {
+            "row_bytes": layout.row_bytes,
+            "panel_vectors": layout.row_bytes // VECTOR_BYTES,
+            "segment_vectors": layout.segment_vectors,
+            "segments": layout.segments,
+            "swizzle_mask": layout.swizzle_mask,
+            "swizzle_shift": layout.swizzle_shift,
+            "swizzle_period_rows": layout.swizzle_period_rows,
+        },
+        "shape": {
+            "threads": shapes.threads,
+            "QO_rows_per_warp": shapes.QO_rows_per_warp,
+            "row_tiles": shapes.QO_rows_per_warp // MMA_ROWS,
+            "QK_tiles": shapes.QK.tiles,
+            "QK_steps_per_tile": shapes.QK.tile_fragments // 2,
+            "QK_double_buffer": shapes.QK.DoubleBuffer,
+            "Q_entire_block": shapes.QK.A_load_entire_block_into_rf,
+            "Q_buffers": shapes.Q_rmem_tile_buffers,
+            "K_entire_block": shapes.QK.B_load_entire_block_into_rf,
+            "K_buffers": shapes.K_rmem_tile_buffers,
+            "PV_tiles": shapes.PV.tiles,
+            "PV_steps_per_tile": shapes.PV.tile_fragments // 2,
+            "PV_double_buffer": shapes.PV.DoubleBuffer,
+            "V_entire_block": shapes.PV.B_load_entire_block_into_rf,
+            "V_buffers": shapes.V_rmem_tile_buffers,
+            "K_shared_offset": shapes.K_shared_offset,
+            "V_shared_offset": shapes.V_shared_offset,
+            "KV_stage_bytes": shapes.KV_stage_bytes,
+            "recomputes_copy_offsets": shapes.recomputes_copy_offsets,
+        },
+    }

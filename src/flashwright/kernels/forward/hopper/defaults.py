@@ -1,0 +1,30 @@
+"""Hopper configs that are good by experience, for problems without a tuned result."""
+
+from __future__ import annotations
+
+from flashwright.kernels.family import Occasion
+from flashwright.kernels.forward.hopper.config import HopperForwardKernelConfig
+from flashwright.kernels.forward.hopper.names import parse_hopper_config
+from flashwright.problem.lengths import LONG, LONGEST, SHORT
+
+_ALL = "stages_2+overlap+ping_pong+persistent+lazy+guess"
+_BEST = {
+    64: "192, 128",
+    96: "128, 128",
+    128: "128, 128",
+    192: "128, 96",
+    256: "128, 64",
+}
+_SHORT_CAUSAL = {64: "128, 128"}
+
+
+def hopper_default(occasion: Occasion) -> HopperForwardKernelConfig:
+    """What was fastest on an H200 among the first that were tried; d_head 96 and 192 are like their neighbours."""
+    short = occasion.q_bucket not in (LONG, LONGEST)
+    tile = (_BEST | (_SHORT_CAUSAL if occasion.causal and short else {}))[occasion.d_head]
+    return parse_hopper_config(f"hopper ({occasion.dtype.name}, {occasion.d_head}, {tile}): {_ALL}")
+
+
+def suits_hopper(occasion: Occasion) -> bool:
+    """Not a few rows, of which a tile of 128 would be mostly empty."""
+    return occasion.q_bucket != SHORT

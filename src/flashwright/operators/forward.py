@@ -1,0 +1,122 @@
+"""The forward pass on PyTorch's tensors and NumPy's arrays: a config chosen, a plan kept, a launch queued."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashwright.choice.choose import chosen_config
+from flashwright.hardware.units import VECTOR_BYTES
+from flashwright.kernels.family import KernelConfig
+from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.shapes import is_empty
+from flashwright.runtime.devices import gpu_model
+from flashwright.runtime.forward import run_forward
+from flashwright.runtime.plans import CallKind, Packed, empty_output
+
+if TYPE_CHECKING:
+    import torch
+
+
+@lru_cache(maxsize=1024)
+def call_kind(
+    options: AttentionOptions,
+    dtype: DType,
+    device_index: int,
+    returns_lse: bool,
+    config: KernelConfig | str | None = None,
+    family: str | None = None,
+) -> CallKind:
+    """Calls on one GPU with the same options; kernels are chosen by head dimension and lengths when they come."""
+
+    def choose(head_dim: int, q_length: int, kv_length: int) -> KernelConfig:
+        return chosen_config(
+            dtype, head_dim, options.window, q_length, kv_length, gpu=gpu_model(device_index), config=config,
+            family=family,
+        )  # fmt: skip
+
+    return CallKind(options, choose, returns_lse=returns_lse, device_index=device_index)
+
+
+def config_chosen_for(q: Any, k: Any, options: AttentionOptions, family: str | None) -> KernelConfig:
+    """The config that a call on these tensors uses."""
+    gpu = gpu_model(q.device.index) if not isinstance(q, np.ndarray) and q.is_cuda else None
+    return chosen_config(
+        DType.parse(str(q.dtype)), q.shape[3], options.window, q.shape[2], k.shape[2], gpu=gpu, family=family
+    )
+
+
+def run_on_gpu(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: AttentionOptions,
+    *,
+    with_lse: bool,
+    config: KernelConfig | str | None = None,
+    family: str | None = None,
+    starts: tuple[torch.Tensor, torch.Tensor] | None = None,
+    packed: Packed | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The kernel on checked tensors of any layout: output, and the log-sum-exp or None."""
+    if is_empty(q.shape, k.shape):
+        return nothing_attended(q, with_lse)
+    kind = call_kind(options, DType.parse(str(q.dtype)), q.device.index, with_lse, config, family)
+    return kind.run(q, k, v, None, starts, packed)
+
+
+def run_on_simulator(
+    q: Any,
+    k: Any,
+    v: Any,
+    options: AttentionOptions,
+    *,
+    with_lse: bool,
+    config: KernelConfig | str | None,
+    family: str | None,
+) -> tuple[Any, Any]:
+    """The kernel on the simulated GPU, of checked CPU tensors or arrays of any layout."""
+    if is_empty(q.shape, k.shape):
+        return nothing_attended(q, with_lse)
+    chosen = chosen_config(
+        DType.parse(str(q.dtype)), q.shape[3], options.window, q.shape[2], k.shape[2], gpu=None, config=config,
+        family=family,
+    )  # fmt: skip
+    arrays = (_with_vector_rows(x) for x in (q, k, v))
+    result = run_forward(
+        chosen, *arrays, scale=options.scale, window=options.window, softcap=options.softcap, return_lse=with_lse,
+        device="simulator",
+    )  # fmt: skip
+    return result if with_lse else (result, None)
+
+
+def nothing_attended(q: Any, with_lse: bool) -> tuple[Any, Any]:
+    """Zeros, and log-sum-exps of -inf: no row has a key."""
+    if isinstance(q, np.ndarray):
+        return np.zeros_like(q), np.full(q.shape[:3], -np.inf, np.float32) if with_lse else None
+    import torch
+
+    out = empty_output(q).zero_()
+    if not with_lse:
+        return out, None
+    return out, torch.full(q.shape[:3], -math.inf, dtype=torch.float32, device=q.device)
+
+
+def _with_vector_rows(x: Any) -> Any:
+    """The array or CPU tensor itself if a kernel can read its rows in 16-byte vectors, otherwise a copy."""
+    if not isinstance(x, np.ndarray):
+        from flashwright.runtime.plans import with_vector_rows
+
+        return with_vector_rows(x)
+    strides = [stride for stride, n in zip(x.strides[:-1], x.shape, strict=False) if n > 1]
+    fits = x.strides[-1] == x.itemsize and not any(s % VECTOR_BYTES or s < 0 for s in strides)
+    return x if fits else np.ascontiguousarray(x)
+
+
+def forget_plans() -> None:
+    """Calls choose their kernels anew."""
+    call_kind.cache_clear()

@@ -1,0 +1,58 @@
+"""Compiling ahead: the kernels that calls of some kind will need, all lengths together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+from flashwright.choice.choose import best_family, tuned_or_default
+from flashwright.compiler.kernel import Kernel
+from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import KernelConfig, Occasion
+from flashwright.kernels.forward.launch import forward_variant
+from flashwright.kernels.registry import family_named
+from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import LENGTH_BUCKETS
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.variant import AttentionVariant
+from flashwright.runtime.compiling import compile_all
+from flashwright.runtime.loaded import loaded_kernel
+
+
+def needed_kernels(
+    head_dim: int,
+    dtype: DType,
+    options: AttentionOptions,
+    gpu: GPUModel,
+    *,
+    grouped: bool = False,
+    training: bool = False,
+    packed: bool = False,
+    family: str | None = None,
+) -> list[tuple[KernelConfig, AttentionVariant]]:
+    """What `attention()` uses on a GPU for such problems, whatever their lengths; each kernel once."""
+    found: dict[tuple[KernelConfig, AttentionVariant], None] = {}
+    causal = options.window.right is not None
+    for q_bucket, kv_bucket in product(LENGTH_BUCKETS, LENGTH_BUCKETS):
+        occasion = Occasion(dtype, head_dim, causal, q_bucket, kv_bucket, gpu)
+        chosen = family_named(family) if family else best_family(occasion)
+        config = tuned_or_default(chosen, occasion)
+        for returns_lse in (False, True) if training else (False,):
+            variant = forward_variant(
+                config, options, head_dim=head_dim, grouped_heads=grouped, packed=packed, returns_lse=returns_lse
+            )
+            found[config, variant] = None
+    return list(found)
+
+
+def compile_ahead(
+    wanted: Iterable[tuple[KernelConfig, AttentionVariant]], arch: str, device_index: int | None, *, progress: bool
+) -> list[Kernel[Any]]:
+    """Compiles kernels on all cores into the cache on disk and, on a GPU, loads them."""
+    wanted = list(wanted)
+    kernels = compile_all(wanted, arch, progress=progress)
+    if device_index is not None:
+        for config, variant in wanted:
+            loaded_kernel(config, variant, device_index)
+    return kernels

@@ -1,0 +1,1 @@
+"""What is computed, apart from how: element types, masks, lengths, scores, and the checks of what users give."""

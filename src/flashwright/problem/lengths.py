@@ -1,0 +1,17 @@
+"""Lengths of sequences, and the ranges of them that one config serves."""
+
+from __future__ import annotations
+
+MAX_LENGTH = 2**30
+"""Rows of a sequence: positions and window offsets are 32-bit integers in the kernel."""
+
+SHORT, MEDIUM, LONG, LONGEST = LENGTH_BUCKETS = ("1-64", "65-1024", "1025-4096", "4097-")
+"""Ranges of query rows, and of keys, that one config serves. Up to 64 rows, a block of 128 would be half empty."""
+
+
+def length_bucket(length: int) -> str:
+    if length <= 64:
+        return SHORT
+    if length <= 1024:
+        return MEDIUM
+    return LONG if length <= 4096 else LONGEST

@@ -1,0 +1,102 @@
+"""What a caller requests of attention beside its tensors, as one value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from flashwright.problem.lengths import MAX_LENGTH
+from flashwright.problem.window import FULL, Window
+
+CAUSAL_ALIGNMENTS = {"bottom-right": True, "top-left": False}
+UNLIMITED = -1
+"""What `flash_attn` writes for a side of a window without a limit; None means the same here."""
+LOG2_E = math.log2(math.e)
+_ROUNDS_TO_ZERO, _ROUNDS_TO_INFINITY = 2.0**-150, (2 - 2.0**-24) * 2.0**127
+"""Numbers between these two round to positive finite fp32."""
+
+
+class AttentionOptions(NamedTuple):
+    """What a call computes of its tensors: mask, scale and cap of the scores."""
+
+    window: Window = FULL
+    scale: float | None = None
+    """What scores are multiplied by; None: 1/√head_dim."""
+    softcap: float = 0.0
+    """Scores s become softcap·tanh(s/softcap); 0: they stay as they are."""
+
+    @classmethod
+    def of(
+        cls,
+        causal: bool | str = False,
+        window: Sequence[int | None] | None = None,
+        scale: float | None = None,
+        softcap: float = 0.0,
+    ) -> AttentionOptions:
+        """The options as `attention()` takes them, checked."""
+        options = cls(as_window(causal, window), scale, softcap)
+        options.check()
+        return options
+
+    def check(self) -> None:
+        """Raises `ValueError` for numbers that are not attention's."""
+        if self.scale is not None and not _is_positive_fp32(self.scale):
+            raise ValueError(
+                f"scale: {self.scale!r} is not allowed; allowed: None (1/√head_dim), or a positive finite number"
+            )
+        if self.softcap != 0 and not _is_positive_fp32(self.softcap):
+            raise ValueError(
+                f"softcap: {self.softcap!r} is not allowed; allowed: 0 (none), or a positive finite number"
+            )
+
+        for name in ("left", "right"):
+            value = getattr(self.window, name)
+            if value is not None and not value >= -MAX_LENGTH:
+                raise ValueError(f"window.{name}: {value} is not allowed; allowed: None, or a number of keys")
+
+    def scale_of(self, head_dim: int) -> float:
+        return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
+
+    def kernel_scales(self, head_dim: int) -> tuple[float, float]:
+        """The kernel's factors of the scores: in the softmax, and inside the soft cap."""
+        scale = self.scale_of(head_dim)
+        if self.softcap == 0:
+            return scale, 0.0
+        # softcap · tanh(score · scale / softcap), with tanh(x) computed from exp2(2·log2(e)·x).
+        return self.softcap, 2 * LOG2_E * scale / self.softcap
+
+
+def _is_positive_fp32(value: Any) -> bool:
+    """Whether a number is positive and finite also when it is rounded to fp32, as the kernel gets it."""
+    return isinstance(value, (int, float)) and _ROUNDS_TO_ZERO < value < _ROUNDS_TO_INFINITY
+
+
+def as_window(causal: bool | str, window: Any) -> Window:
+    """`causal` and `window` as one value."""
+    bottom_right = True
+    if isinstance(causal, str):
+        if causal not in CAUSAL_ALIGNMENTS:
+            raise ValueError(f"causal: {causal!r} is not allowed; allowed: True, False, {_listed(CAUSAL_ALIGNMENTS)}")
+        bottom_right = CAUSAL_ALIGNMENTS[causal]
+    elif causal not in (True, False):
+        raise ValueError(f"causal: {causal!r} is not allowed; allowed: True, False, {_listed(CAUSAL_ALIGNMENTS)}")
+    if window is None:
+        left = right = None
+    else:
+        if not isinstance(window, Sequence) or isinstance(window, str) or len(window) != 2:
+            raise ValueError(f"window: {window!r} is not allowed; allowed: None, or a pair (left, right)")
+        left, right = (_limit(window, side) for side in window)
+    return Window(left, 0 if causal else right, bottom_right)
+
+
+def _limit(window: Any, side: Any) -> int | None:
+    if side is None or side == UNLIMITED:
+        return None
+    if isinstance(side, bool) or not isinstance(side, int) or side < 0:
+        raise ValueError(f"window: {window!r} is not allowed; each side must be None, -1 (no limit) or at least 0")
+    return side
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names)

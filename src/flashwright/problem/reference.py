@@ -1,0 +1,72 @@
+"""The definition of attention in float64, on NumPy arrays; random inputs, and the error of a result."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from flashwright.problem.dtypes import NUMPY_DTYPES, DType
+from flashwright.problem.window import FULL, Window
+
+TOLERANCE = {DType.FP16: 1e-3, DType.BF16: 8e-3}
+"""Largest relative error that rounding to the dtype explains."""
+
+
+class Elements(Protocol):
+    """The part of a config, of any family, that random inputs depend on."""
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def d_head(self) -> int: ...
+
+
+def reference_forward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float | None = None,
+    window: Window = FULL,
+    softcap: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The definition of attention in float64: the output, and the log-sum-exp of the scores."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    rows, keys = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])
+    position = rows + (k.shape[2] - q.shape[2] if window.bottom_right else 0)
+    seen = np.ones(scores.shape[-2:], bool)
+    if window.left is not None:
+        seen &= keys >= position - window.left
+    if window.right is not None:
+        seen &= keys <= position + window.right
+    scores = np.where(seen, scores, -np.inf)
+    maximum = scores.max(axis=-1, keepdims=True)
+    exponentials = np.exp(scores - np.where(np.isinf(maximum), 0, maximum))
+    total = exponentials.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = np.where(total > 0, maximum + np.log(total), -np.inf)[..., 0]
+    return np.where(total > 0, exponentials / np.where(total > 0, total, 1), 0) @ v, lse
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """‖actual − expected‖ / ‖expected‖; NaN if any element is."""
+    return float(np.linalg.norm(actual.astype(np.float64) - expected) / np.linalg.norm(expected))
+
+
+def random_inputs(
+    config: Elements, *, batch: int = 1, heads: int = 2, rows: int = 256, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Standard normal q, k and v of a config's dtype and head dimension, laid out (batch, rows, heads, d_head)."""
+    generator = np.random.default_rng(seed)
+    shape = (batch, rows, heads, config.d_head)
+    q, k, v = (
+        generator.standard_normal(shape).astype(NUMPY_DTYPES[config.dtype]).transpose(0, 2, 1, 3) for _ in range(3)
+    )
+    return q, k, v

@@ -1,0 +1,78 @@
+"""Configs to kernels: a family's source, compiled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from flashwright.compiler.kernel import Kernel
+from flashwright.compiler.nvrtc import compile_source
+from flashwright.compiler.program_cache import ProgramCache
+from flashwright.kernels.family import OLDEST, KernelConfig
+from flashwright.kernels.registry import as_config, family_of
+from flashwright.problem.variant import PLAIN, AttentionVariant
+from flashwright.runtime.progress import progress_bar
+
+
+def compile_kernel(
+    config: KernelConfig | str,
+    arch: str = OLDEST,
+    variant: AttentionVariant = PLAIN,
+    *,
+    cache: ProgramCache | None = None,
+) -> Kernel[Any]:
+    """The kernel of a config of any family, by default for the oldest architecture that runs it.
+
+    Raises `ValueError` for an invalid config, `CompileError` for broken code."""
+    known = as_config(config)
+    family = family_of(known)
+    shapes = family.shapes(known)
+    source = family.source(known, variant)
+    return Kernel(
+        config=known,
+        variant=variant,
+        program=compile_source(source, family.target(arch), cache=cache),
+        shared_bytes=shapes.shared_bytes,
+        threads=shapes.threads,
+        source=source.flattened(),
+    )
+
+
+def compile_many(
+    configs: Sequence[KernelConfig | str],
+    arch: str = OLDEST,
+    variant: AttentionVariant = PLAIN,
+    *,
+    cache: ProgramCache | None = None,
+    progress: bool = True,
+) -> list[Kernel[Any]]:
+    """The kernels of many configs, in their order, compiled on all cores with a progress bar."""
+    return compile_all([(config, variant) for config in configs], arch, cache=cache, progress=progress)
+
+
+def compile_all(
+    wanted: Iterable[tuple[KernelConfig | str, AttentionVariant]],
+    arch: str = OLDEST,
+    *,
+    cache: ProgramCache | None = None,
+    progress: bool = True,
+) -> list[Kernel[Any]]:
+    """The kernels of configs and variants, in their order, compiled on all cores with a progress bar."""
+    wanted = list(wanted)
+    shared_cache = cache or ProgramCache()
+    workers = min(len(wanted), os.cpu_count() or 1) or 1
+    with (
+        progress_bar(f"compiling for {arch}", len(wanted), enabled=progress) as advance,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        futures = [pool.submit(compile_kernel, config, arch, variant, cache=shared_cache) for config, variant in wanted]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                advance()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [future.result() for future in futures]

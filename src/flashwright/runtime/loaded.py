@@ -1,0 +1,90 @@
+"""Kernels in the memory of a GPU."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from flashwright.compiler.kernel import Kernel
+from flashwright.compiler.shared_work import SharedWork
+from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.launch import Grid
+from flashwright.kernels.registry import tile_shapes
+from flashwright.problem.variant import AttentionVariant
+from flashwright.runtime.compiling import compile_kernel
+from flashwright.runtime.devices import (
+    OLDEST_COMPUTE_CAPABILITY,
+    GPUError,
+    driver_checked,
+    driver_error_text,
+    make_context_current,
+)
+
+
+class LoadedKernel:
+    """A kernel in the memory of one GPU, ready to be launched."""
+
+    def __init__(self, kernel: Kernel[Any], device_index: int) -> None:
+        from cuda.bindings import driver
+        from cuda.core import ObjectCode
+
+        self._code = ObjectCode.from_cubin(kernel.cubin)
+        handle = self._code.get_kernel(kernel.name).handle
+        self._handle = int(handle)
+        self._launch = driver.cuLaunchKernel
+        self._no_context = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        self._device_index = device_index
+        self.kernel = kernel
+        self._threads, self._shared_bytes = kernel.threads, kernel.shared_bytes
+        device = driver_checked(driver.cuDeviceGet(device_index))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        driver_checked(driver.cuKernelSetAttribute(attribute, kernel.shared_bytes, handle, device))
+
+    def launch(self, grid: Grid, parameters: array[int], stream: int) -> None:
+        """Queues one launch with the parameters at these addresses; they are copied before this returns."""
+        (status,) = self._launch(
+            self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters.buffer_info()[0], 0
+        )
+        if not status:
+            return
+        if status == self._no_context:  # the first use of CUDA in this thread
+            make_context_current(self._device_index)
+            (status,) = self._launch(
+                self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream,
+                parameters.buffer_info()[0], 0,
+            )  # fmt: skip
+        if status:
+            raise GPUError(f"launching {self.kernel.config} with grid {grid} failed: {driver_error_text(status)}")
+
+
+_loaded: dict[tuple[KernelConfig, AttentionVariant, int], LoadedKernel] = {}
+_loading = SharedWork()
+
+
+def loaded_kernel(config: KernelConfig, variant: AttentionVariant, device_index: int) -> LoadedKernel:
+    """The kernel of a config on a GPU, compiled and loaded on first use, once for all threads."""
+    key = (config, variant, device_index)
+    if key not in _loaded:
+        _loaded[key] = _loading.once(key, lambda: _load(config, variant, device_index))
+    return _loaded[key]
+
+
+def _load(config: KernelConfig, variant: AttentionVariant, device_index: int) -> LoadedKernel:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device_index)
+    major, minor = capability = (properties.major, properties.minor)
+    if capability < OLDEST_COMPUTE_CAPABILITY:
+        raise GPUError(
+            f"{properties.name} has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or later"
+        )
+    shared_bytes, most = tile_shapes(config).shared_bytes, properties.shared_memory_per_block_optin
+    if shared_bytes > most:
+        raise GPUError(
+            f"{config} needs {shared_bytes} bytes of shared memory per block; {properties.name} has {most}. "
+            "Choose a smaller B_r or B_c."
+        )
+    kernel = compile_kernel(config, f"sm_{major}{minor}", variant)
+    with torch.cuda.device(device_index):
+        make_context_current(device_index)
+        return LoadedKernel(kernel, device_index)

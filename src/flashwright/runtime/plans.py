@@ -1,0 +1,452 @@
+"""Launch plans: what a call decides once and repeats, kept apart from what changes from call to call.
+
+A `CallKind` is what a caller requests, shapes and strides apart. Within it, a `Plan` is a kernel on a GPU, and an
+`Arrangement` its packed parameters for tensors of certain shapes and strides. A call like one before copies the
+parameters and fills in addresses. A call of new lengths copies those of another, and writes over what lengths and
+strides decide; it neither compiles nor calls the driver.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flashwright.hardware.tensor_map import TensorMap
+from flashwright.hardware.units import ELEMENT_BYTES, VECTOR_BYTES
+from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.forward.launch import (
+    MAX_BLOCKS,
+    ForwardArguments,
+    ForwardLaunch,
+    PackedSequences,
+    check_row_stride,
+    check_tiles,
+    map_strides,
+)
+from flashwright.kernels.launch import Grid, Sizes
+from flashwright.kernels.registry import family_of
+from flashwright.kernels.tensors import DeviceTensor, check_layout
+from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import MAX_LENGTH, length_bucket
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.shapes import check_shapes
+from flashwright.runtime.devices import multiprocessors
+from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
+from flashwright.runtime.tensor_maps import WORDS, map_template
+
+if TYPE_CHECKING:
+    import torch
+
+WORD_BYTES = 8
+_VECTOR_MASK = VECTOR_BYTES // ELEMENT_BYTES - 1
+_SOME_ADDRESS = VECTOR_BYTES
+
+Choose = Callable[[int, int, int], KernelConfig]
+"""The config for a head dimension and the lengths of queries and keys; the same within a bucket of lengths."""
+Packed = tuple[int, int, int]
+"""(sequences, rows of the longest, keys of the longest) of packed sequences."""
+
+
+def _word(name: str) -> int:
+    return int(getattr(ForwardArguments, name).offset) // WORD_BYTES
+
+
+class CallKind:
+    """Calls that differ in the shapes, strides and addresses of their tensors only."""
+
+    MOST_ARRANGEMENTS = 4096
+
+    def __init__(self, options: AttentionOptions, choose: Choose, *, returns_lse: bool, device_index: int) -> None:
+        import torch
+
+        self.torch = torch
+        self.options = options
+        self.returns_lse = returns_lse
+        self.device_index = device_index
+        self.arrangements: dict[tuple[Any, ...], Arrangement | CopiesFirst] = {}
+        """By shape and strides of q, k and v; then, where given, by strides of the output and by `Packed`."""
+        self._choose = choose
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._latest: dict[tuple[str, str], Arrangement] = {}
+        """Of tensors that are neither packed nor written to a given output, by the buckets of their lengths."""
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None = None,
+        starts: tuple[torch.Tensor, torch.Tensor] | None = None,
+        packed: Packed | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queues a launch for tensors that are not empty; returns the output and, if requested, the log-sum-exp."""
+        o = self.torch.empty_like(q) if out is None else out
+        layout: tuple[Any, ...] = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
+        if out is not None or packed is not None:
+            layout = (*layout, None if out is None else out.stride(), packed)
+        arrangement = self.arrangements.get(layout) or self.arrange(layout, q, k, v, o, packed)
+        return arrangement.run(q, k, v, o, starts, packed)
+
+    def arrange(
+        self,
+        layout: tuple[Any, ...],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        packed: Packed | None = None,
+    ) -> Arrangement | CopiesFirst:
+        """For tensors of a new layout, everything checked; raises `ValueError` for what is not attention's."""
+        if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
+            self.arrangements.clear()
+        buckets = None
+        if len(layout) == 6 and len(q.shape) == len(k.shape) == 4:  # neither packed nor written to a given output
+            buckets = length_bucket(q.shape[2]), length_bucket(k.shape[2])
+            latest = self._latest.get(buckets)
+            near = None if latest is None else latest.of_other_lengths(layout, out)
+            if near is not None:
+                self.arrangements[layout] = self._latest[buckets] = near
+                return near
+        q_shape, _, k_shape, _, v_shape, _ = layout[:6]
+        check_shapes(q_shape, k_shape, v_shape)
+        if q_shape[2] > MAX_LENGTH or k_shape[2] > MAX_LENGTH:
+            raise ValueError(f"{max(q_shape[2], k_shape[2])} rows are not allowed; allowed: up to {MAX_LENGTH}")
+        if packed is not None and q_shape[0] != 1:
+            raise ValueError(f"packed sequences need tensors of batch 1; got {q_shape[0]}")
+        if len(layout) > 6 and layout[6] is not None:  # the caller's own output
+            check_layout(device_tensor("out", out))
+        found: Arrangement | CopiesFirst
+        if all(_in_vectors(x) for x in (q, k, v, out)):
+            found = self._plan(q, k, v, out, packed).arranged(layout, out.stride(), packed)
+            if buckets is not None:
+                self._latest[buckets] = found
+        else:
+            found = CopiesFirst(self)
+        self.arrangements[layout] = found
+        return found
+
+    def _plan(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, packed: Packed | None
+    ) -> Plan:
+        head_dim, q_length, kv_length = q.shape[3], q.shape[2], k.shape[2]
+        if packed is not None:
+            _, q_length, kv_length = packed
+        key = (
+            q.dtype, head_dim, q.shape[1] == k.shape[1], packed is None, length_bucket(q_length),
+            length_bucket(kv_length),
+        )  # fmt: skip
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._make_plan(self._choose(head_dim, q_length, kv_length), q, k, v, out, packed)
+        return plan
+
+    def _make_plan(
+        self,
+        config: KernelConfig,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        packed: Packed | None,
+    ) -> Plan:
+        launch = family_of(config).launch(
+            config,
+            *(_anywhere(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out))),
+            lse_address=int(self.returns_lse),
+            options=self.options,
+            packed=None if packed is None else PackedSequences(packed[0], 0, 0, packed[1], packed[2]),
+            multiprocessors=multiprocessors(self.device_index),
+        )
+        return Plan(self, config, launch)
+
+
+class Plan:
+    """A kernel on a GPU with the parameters of one launch, from which those of others are made."""
+
+    def __init__(self, kind: CallKind, config: KernelConfig, launch: ForwardLaunch) -> None:
+        self.kind = kind
+        self.torch = kind.torch
+        self.device_index = kind.device_index
+        self.returns_lse = kind.returns_lse
+        self.config = config
+        self.B_r = config.B_r
+        self.variant = launch.variant
+        self.kernel: LoadedKernel = loaded_kernel(config, launch.variant, kind.device_index)
+        self.rules = family_of(config).launch_rules
+        self.row_stride = self.rules.row_stride(config)
+        self.multiprocessors = multiprocessors(kind.device_index)
+        self.maps = [map_template(_kind_of_map(each)) for each in launch.tensor_maps]
+        # The parameters one after the other in 8-byte words: tensor maps, arguments, perhaps a schedule.
+        self.words = array("Q", bytes(len(self.maps) * WORDS * WORD_BYTES))
+        first_words = [index * WORDS for index in range(len(self.maps))]
+        for parameter in (launch.arguments, *(() if launch.schedule is None else (launch.schedule,))):
+            first_words.append(len(self.words))
+            data = bytes(parameter)
+            self.words.frombytes(data + bytes(-len(data) % WORD_BYTES))
+        self.offsets = [WORD_BYTES * first for first in first_words]
+        self.arguments = first_words[len(self.maps)]
+        self.schedule = first_words[-1] if launch.schedule is not None else None
+        self.deals_tiles = self.rules.deals_tiles(config, launch.variant)
+        self.q, self.k, self.v, self.o, self.lse, self.q_starts, self.kv_starts = (
+            self.arguments + _word(name) for name in ("Q", "K", "V", "O", "lse", "q_starts", "kv_starts")
+        )
+        if self.maps:  # the kernel finds its inputs by their tensor maps instead
+            self.q, self.k, self.v = (index * WORDS + template.address_word for index, template in enumerate(self.maps))
+
+    def arranged(self, layout: tuple[Any, ...], out_strides: Sequence[int], packed: Packed | None) -> Arrangement:
+        """The parameters for tensors that the kernel can read; raises `ValueError` for more than a launch can have."""
+        q_shape, q_strides, k_shape, k_strides, _, v_strides = layout[:6]
+        batch, q_heads, q_rows, _ = q_shape
+        _, kv_heads, kv_rows, _ = k_shape
+        batches, q_length, kv_length = packed or (batch, q_rows, kv_rows)
+        q_length, kv_length = max(1, q_length), max(1, kv_length)  # a launch needs a tile, even of no rows
+        sizes = Sizes(batches, q_heads, kv_heads, q_length, kv_length)
+        for name, rows, strides in zip(
+            ("q", "k", "v", "out"), (q_rows, kv_rows, kv_rows, q_rows), (q_strides, k_strides, v_strides, out_strides),
+            strict=True,
+        ):  # fmt: skip
+            check_row_stride(self.row_stride, name, rows, strides[2])
+        check_tiles(self.config, sizes)
+        q_blocks = sizes.q_blocks(self.config)
+        grid = self.rules.grid(self.config, q_blocks, q_heads, batches, self.multiprocessors)
+        words = self.words[:]
+        first = self.arguments
+        for tensor, strides in ((_Q, q_strides), (_K, k_strides), (_V, v_strides), (_O, out_strides)):
+            words[first + tensor + 1 : first + tensor + 4] = array("Q", strides[:3])
+            if packed is not None:
+                words[first + tensor + 1] = 0  # a sequence is found by its first row
+        words[first + _LSE_BATCH_STRIDE] = q_heads * q_rows if packed is None else 0
+        words[first + _LSE_HEAD_STRIDE] = q_rows
+        words[first + _LENGTHS] = q_rows | kv_rows << 32
+        words[first + _HEADS] = q_heads | q_heads // kv_heads << 32
+        words[first + _BLOCKS] = q_blocks | batches << 32
+        for index, (template, shape, strides) in enumerate(
+            zip(self.maps, (q_shape, k_shape, k_shape), (q_strides, k_strides, v_strides), strict=False)
+        ):
+            template.write(words, index * WORDS, shape[::-1], map_strides(shape, strides))
+        if self.schedule is not None:
+            words[self.schedule : self.schedule + 2] = array(
+                "Q", self.rules.schedule_by_rule(q_blocks, q_heads, batches)
+            )
+        return Arrangement(self, layout, words, grid)
+
+    def improve_schedule(self, words: array[int], layout: tuple[Any, ...], grid: Grid) -> None:
+        """Balances thread blocks as well as the family can, which takes longer than a call."""
+        assert self.rules.schedule is not None and self.schedule is not None
+        (batch, q_heads, q_rows, _), (_, kv_heads, kv_rows, _) = layout[0], layout[2]
+        sizes = Sizes(batch, q_heads, kv_heads, q_rows, kv_rows)
+        data = bytes(self.rules.schedule(self.config, self.variant, sizes, self.kind.options.window, grid[0]))
+        packed = array("Q", data + bytes(-len(data) % WORD_BYTES))
+        words[self.schedule : self.schedule + len(packed)] = packed
+
+
+_Q, _K, _V, _O = (_word(name) for name in "QKVO")
+_LSE_BATCH_STRIDE, _LSE_HEAD_STRIDE = _word("lse_batch_stride"), _word("lse_head_stride")
+_LENGTHS, _HEADS, _BLOCKS = _word("q_length"), _word("q_heads"), _word("q_blocks")
+
+
+class Arrangement:
+    """A plan's parameters for tensors of certain shapes and strides, addresses apart."""
+
+    __slots__ = ("grid", "layout", "plan", "runs", "words")
+
+    def __init__(self, plan: Plan, layout: tuple[Any, ...], words: array[int], grid: Grid) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.words = words
+        self.grid = grid
+        self.runs = 0 if plan.deals_tiles else 2
+        """How often it has run, up to 2."""
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        starts: tuple[torch.Tensor, torch.Tensor] | None = None,
+        packed: Packed | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queues the launch on the current stream; returns the output and, if it is computed, the log-sum-exp."""
+        plan = self.plan
+        torch = plan.torch
+        if self.runs < 2:
+            self.runs += 1
+            if self.runs == 2:  # lengths that come again
+                plan.improve_schedule(self.words, self.layout, self.grid)
+        words = self.words[:]
+        words[plan.q] = q_address = q.data_ptr()
+        words[plan.k] = k_address = k.data_ptr()
+        words[plan.v] = v_address = v.data_ptr()
+        words[plan.o] = o_address = out.data_ptr()
+        if (q_address | k_address | v_address | o_address) % VECTOR_BYTES:
+            return CopiesFirst(plan.kind).run(q, k, v, out, starts, packed)
+        lse = None
+        if plan.returns_lse:
+            lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+            words[plan.lse] = lse.data_ptr()
+        if starts is not None:
+            words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
+        index = plan.device_index
+        # What torch.cuda.current_stream(index).cuda_stream gives, without building the Stream object.
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        base = words.buffer_info()[0]
+        addresses = array("Q", [base + offset for offset in plan.offsets])
+        if index == torch.cuda.current_device():
+            plan.kernel.launch(self.grid, addresses, stream)
+        else:
+            with torch.cuda.device(index):
+                plan.kernel.launch(self.grid, addresses, stream)
+        return out, lse
+
+    def of_other_lengths(self, layout: tuple[Any, ...], out: torch.Tensor) -> Arrangement | None:
+        """The same for tensors of other lengths or strides, in the same buckets; None if more is different.
+
+        Every step of a generation runs this, so it repeats what `Plan.arranged` does, for the usual cases, and writes
+        only what differs.
+        """
+        q_shape, q_strides, k_shape, k_strides, v_shape, v_strides = layout
+        old_q_shape, old_q_strides, old_k_shape, old_k_strides, _, old_v_strides = self.layout
+        plan = self.plan
+        batch, kv_heads, kv_rows, head_dim = k_shape
+        k_batch, k_head, k_row, k_column = k_strides
+        v_batch, v_head, v_row, v_column = v_strides
+        if (
+            k_shape != v_shape
+            or kv_heads != old_k_shape[1]
+            or head_dim != old_k_shape[3]
+            or q_shape[0] != batch
+            or k_column != 1
+            or v_column != 1
+            or (k_batch | k_head | k_row | v_batch | v_head | v_row) & _VECTOR_MASK
+            or kv_rows > MAX_LENGTH
+            or plan.row_stride
+        ):
+            return None
+        words = self.words[:]
+        grid = self.grid
+        if q_shape != old_q_shape or q_strides != old_q_strides:
+            other = self._write_queries(words, q_shape, q_strides, head_dim, out.stride())
+            if other is None:
+                return None
+            grid = other
+        first = plan.arguments
+        words[first + _LENGTHS] = q_shape[2] | kv_rows << 32
+        if k_strides != old_k_strides:
+            words[first + _K + 1], words[first + _K + 2], words[first + _K + 3] = k_batch, k_head, k_row
+        if v_strides != old_v_strides:
+            words[first + _V + 1], words[first + _V + 2], words[first + _V + 3] = v_batch, v_head, v_row
+        if plan.maps:
+            _, K, V = plan.maps
+            size = (head_dim, kv_rows, kv_heads, batch)
+            K.write(words, WORDS, size, map_strides(k_shape, k_strides))
+            if V is K and v_strides == k_strides:
+                words[2 * WORDS : 3 * WORDS] = words[WORDS : 2 * WORDS]
+            else:
+                V.write(words, 2 * WORDS, size, map_strides(k_shape, v_strides))
+        # Whatever tiles were dealt, all are computed: how many keys they attend to decides only how evenly.
+        return Arrangement(plan, layout, words, grid)
+
+    def _write_queries(
+        self,
+        words: array[int],
+        shape: Sequence[int],
+        strides: Sequence[int],
+        kv_head_dim: int,
+        out_strides: Sequence[int],
+    ) -> Grid | None:
+        """Writes what other queries change, and returns their grid; None if more is different."""
+        plan = self.plan
+        batch, heads, rows, head_dim = shape
+        q_batch, q_head, q_row, q_column = strides
+        o_batch, o_head, o_row, o_column = out_strides
+        q_blocks = -(-rows // plan.B_r)
+        if (
+            head_dim != kv_head_dim
+            or heads != self.layout[0][1]
+            or q_column != 1
+            or o_column != 1
+            or (q_batch | q_head | q_row | o_batch | o_head | o_row) & _VECTOR_MASK
+            or rows > MAX_LENGTH
+            or q_blocks * heads * batch > MAX_BLOCKS
+        ):
+            return None
+        first = plan.arguments
+        words[first + _Q + 1], words[first + _Q + 2], words[first + _Q + 3] = q_batch, q_head, q_row
+        words[first + _O + 1], words[first + _O + 2], words[first + _O + 3] = o_batch, o_head, o_row
+        words[first + _LSE_BATCH_STRIDE], words[first + _LSE_HEAD_STRIDE] = heads * rows, rows
+        words[first + _BLOCKS] = q_blocks | batch << 32
+        if plan.maps:
+            plan.maps[0].write(words, 0, (head_dim, rows, heads, batch), map_strides(shape, strides))
+        if plan.schedule is not None:
+            words[plan.schedule], words[plan.schedule + 1] = plan.rules.schedule_by_rule(q_blocks, heads, batch)
+        return plan.rules.grid(plan.config, q_blocks, heads, batch, plan.multiprocessors)
+
+
+def _kind_of_map(tensor_map: TensorMap) -> TensorMap:
+    """The map without what changes from call to call."""
+    rank = tensor_map.rank
+    return replace(tensor_map, address=_SOME_ADDRESS, shape=(1,) * rank, strides=(0,) * (rank - 1))
+
+
+class CopiesFirst:
+    """In the place of an arrangement for tensors whose rows the kernel cannot move in 16-byte vectors."""
+
+    def __init__(self, kind: CallKind) -> None:
+        self._kind = kind
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        starts: tuple[torch.Tensor, torch.Tensor] | None = None,
+        packed: Packed | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Copies what must be copied. Room for the output that is laid out as q was is replaced if need be."""
+        if not _in_vectors(out):
+            out = empty_output(q)
+        check_layout(device_tensor("out", out))
+        q, k, v = (with_vector_rows(x) for x in (q, k, v))
+        return self._kind.run(q, k, v, out, starts, packed)
+
+
+# --- Tensors -------------------------------------------------------------------------------------------------------
+
+
+def device_tensor(name: str, tensor: torch.Tensor) -> DeviceTensor:
+    """The view that a launch needs of a PyTorch tensor."""
+    return DeviceTensor(
+        name, tensor.data_ptr(), DType.parse(str(tensor.dtype)), tuple(tensor.shape), tuple(tensor.stride())
+    )
+
+
+def _anywhere(name: str, tensor: torch.Tensor) -> DeviceTensor:
+    """The same with some address: the real one is filled in at every run."""
+    return replace(device_tensor(name, tensor), address=_SOME_ADDRESS)
+
+
+def empty_output(q: torch.Tensor) -> torch.Tensor:
+    """Room for something of a tensor's shape: laid out as it, or contiguous where its rows are not."""
+    import torch
+
+    out = torch.empty_like(q)
+    return out if out.stride(-1) == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _in_vectors(x: torch.Tensor) -> bool:
+    """Whether rows can be moved in 16-byte vectors, the address apart. Strides of dimensions of size 1 mean nothing."""
+    *outer, inner = x.stride()
+    return inner == 1 and not any(s & _VECTOR_MASK and n > 1 for s, n in zip(outer, x.shape, strict=False))
+
+
+def with_vector_rows(x: Any) -> Any:
+    """The tensor itself if a kernel can read its rows in 16-byte vectors, otherwise a copy."""
+    import torch
+
+    if _in_vectors(x) and x.data_ptr() % VECTOR_BYTES == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,114 @@
+"""The forward kernel on the simulated GPU: the same kernel and arguments as on a real one, on NumPy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashwright.hardware.tensor_map import TensorMap
+from flashwright.kernels.family import OLDEST, KernelConfig
+from flashwright.kernels.forward.launch import PackedSequences
+from flashwright.kernels.registry import as_config, family_of
+from flashwright.kernels.tensors import DeviceTensor
+from flashwright.problem.dtypes import NUMPY_DTYPES
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.window import FULL, Window
+from flashwright.runtime.compiling import compile_kernel
+
+if TYPE_CHECKING:
+    from flashwright.simulator.gpu import SimulatedGPU
+    from flashwright.simulator.run import Run
+SIMULATED_MULTIPROCESSORS = 4
+"""Few, so that the thread blocks of a persistent kernel have several tiles each even of a small problem."""
+
+
+@dataclass(frozen=True)
+class ForwardSimulation:
+    """A simulated forward pass: its results, and all that was counted on the way."""
+
+    output: np.ndarray
+    lse: np.ndarray | None
+    run: Run
+
+
+def simulate_forward(
+    config: KernelConfig,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float | None = None,
+    window: Window = FULL,
+    softcap: float = 0.0,
+    options: AttentionOptions | None = None,
+    return_lse: bool = False,
+    starts: tuple[np.ndarray, np.ndarray] | None = None,
+    max_lengths: tuple[int, int] = (0, 0),
+    arch: str = OLDEST,
+    check_hazards: bool = True,
+    **launch_options: Any,
+) -> ForwardSimulation:
+    """What `run_forward` computes, of (batch, heads, rows, head_dim) arrays. `starts` are cu_seqlens of q and k.
+
+    `options` may stand for `scale`, `window` and `softcap`.
+    """
+    from flashwright.simulator.gpu import SimulatedGPU
+
+    config = as_config(config)
+    arch = family_of(config).target(arch)
+    gpu = SimulatedGPU(arch)
+    output = _nans_like(q)  # what the kernel does not write stays visible
+    lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
+    tensors = [_upload(gpu, name, array) for name, array in (("q", q), ("k", k), ("v", v), ("out", output))]
+    lse_address = 0 if lse is None else gpu.to_device(lse)
+    packed = None
+    if starts is not None:
+        packed = PackedSequences(len(starts[0]) - 1, gpu.to_device(starts[0]), gpu.to_device(starts[1]), *max_lengths)
+    launch = family_of(config).launch(
+        config,
+        *tensors,
+        multiprocessors=SIMULATED_MULTIPROCESSORS,
+        lse_address=lse_address,
+        options=options or AttentionOptions(window, scale, softcap),
+        packed=packed,
+    )
+
+    kernel = compile_kernel(config, arch, launch.variant)
+    run = gpu.load(kernel.ptx).launch(
+        kernel.name,
+        grid=launch.grid,
+        block=(kernel.threads, 1, 1),
+        shared_bytes=kernel.shared_bytes,
+        args=[p if isinstance(p, TensorMap) else bytes(p) for p in launch.parameters],
+        registers=kernel.registers,
+        check_hazards=check_hazards,
+        **launch_options,
+    )
+    _memory_of(output)[...] = gpu.to_host(tensors[3].address)
+    return ForwardSimulation(output, None if lse is None else gpu.to_host(lse_address), run)
+
+
+def _upload(gpu: SimulatedGPU, name: str, array: np.ndarray) -> DeviceTensor:
+    dtypes = {dtype: member for member, dtype in NUMPY_DTYPES.items()}
+    if array.dtype not in dtypes:
+        raise ValueError(f"{name}: dtype {array.dtype} is not allowed; allowed: {', '.join(map(str, dtypes))}")
+    if any(stride < 0 for stride in array.strides):
+        raise ValueError(f"{name}: strides {array.strides} are negative; copy the array first")
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return DeviceTensor(name, gpu.to_device(_memory_of(array)), dtypes[array.dtype], array.shape, strides)
+
+
+def _nans_like(array: np.ndarray) -> np.ndarray:
+    """NaNs with an array's strides, so that a kernel specialised for a row stride finds it in the output too."""
+    if 0 in array.strides:  # of a broadcast array; an output needs memory of its own for every element
+        return np.full_like(array, np.nan)
+    memory = np.full(_memory_of(array).shape, np.nan, array.dtype)
+    return np.lib.stride_tricks.as_strided(memory, array.shape, array.strides)
+
+
+def _memory_of(array: np.ndarray) -> np.ndarray:
+    """The stretch of memory that an array's elements lie in, gaps included, so that strides keep their meaning."""
+    elements = 1 + sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)) // array.itemsize
+    return np.lib.stride_tricks.as_strided(array, (elements if array.size else 0,), (array.itemsize,))

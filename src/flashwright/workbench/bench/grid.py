@@ -1,0 +1,107 @@
+"""The problems of a benchmark: by default a fixed number of tokens and a fixed hidden size, over lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashwright.problem.dtypes import DType
+from flashwright.problem.flops import forward_flops
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+
+TOKENS, HIDDEN = 16_384, 2_048
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
+D_HEADS = (64, 128, 256)
+MASKS = (False, True)
+"""Whether causal."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One problem: self-attention of `batch` sequences of one length."""
+
+    dtype: DType
+    d_head: int
+    causal: bool
+    length: int
+    batch: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def flops(self) -> float:
+        """Of the matrix products; a causal mask is counted as half of them."""
+        full = forward_flops(self.batch, self.heads, self.length, self.length, self.d_head)
+        return full / 2 if self.causal else full
+
+    @property
+    def mask(self) -> str:
+        return "causal" if self.causal else "full"
+
+    def tflops(self, time_ms: float) -> float:
+        return self.flops / time_ms / 1e9
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"dtype": self.dtype.name}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cell:
+        names = ("d_head", "length", "batch", "heads", "kv_heads")
+        numbers = {name: _positive(name, values[name]) for name in names}
+        return cls(dtype=DType.parse(values["dtype"]), causal=bool(values["causal"]), **numbers)
+
+
+def cell_of(
+    dtype: DType,
+    d_head: int,
+    causal: bool,
+    length: int,
+    *,
+    tokens: int = TOKENS,
+    hidden: int = HIDDEN,
+    batch: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+) -> Cell:
+    """A cell; batch and heads, unless given, fill the tokens and the hidden size."""
+    for name, value in (("seqlen", length), ("tokens", tokens), ("hidden", hidden)):
+        _positive(name, value)
+    for name, given in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads)):
+        if given is not None:
+            _positive(name, given)
+    if d_head % HEAD_DIM_STEP or not 0 < d_head <= MAX_D_HEAD:
+        raise ValueError(
+            f"d_head: {d_head} is not allowed; allowed: multiples of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to "
+            f"{MAX_D_HEAD}"
+        )
+    if batch is None and length > tokens:
+        raise ValueError(f"seqlen: {length} is more than the {tokens} tokens in all; give more tokens, or a batch")
+    heads = heads or max(1, hidden // d_head)
+    kv_heads = kv_heads or heads
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads: {kv_heads} does not divide the {heads} heads of d_head {d_head}")
+    return Cell(dtype, d_head, causal, length, batch or tokens // length, heads, kv_heads)
+
+
+def grid(
+    dtype: DType = DType.BF16,
+    d_heads: Sequence[int] = D_HEADS,
+    masks: Sequence[bool] = MASKS,
+    lengths: Sequence[int] = LENGTHS,
+    **sizes: int | None,
+) -> list[Cell]:
+    """Every cell of head dimensions × masks × lengths; `sizes` are `cell_of`'s, None meaning its default."""
+    given = {name: value for name, value in sizes.items() if value is not None}
+    return [
+        cell_of(dtype, d_head, causal, length, **given)
+        for d_head in dict.fromkeys(d_heads)
+        for causal in masks
+        for length in sorted(set(lengths))
+    ]
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: {value!r} is not allowed; allowed: whole numbers from 1")
+    return value

@@ -1,0 +1,84 @@
+"""The benchmark as a picture: TFLOP/s over the length, one panel per head dimension and mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashwright.workbench.bench.figures import OURS_COLOUR, PEER_COLOURS, QUIET, new_figure, style
+from flashwright.workbench.bench.peers import PEERS
+from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, label_of
+
+MARKERS = "osD^vP*X"
+
+
+def grid_figure(result: BenchResult) -> Any:
+    panels = result.panels()
+    if not panels:
+        raise ValueError("there is no measured cell to plot")
+    d_heads = sorted({d_head for d_head, _ in panels})
+    masks = sorted({causal for _, causal in panels})
+    with style():
+        figure = new_figure(1.2 + 4.4 * len(masks), 1.3 + 2.6 * len(d_heads))
+        axes = figure.subplots(len(d_heads), len(masks), squeeze=False, sharey=True)
+        for row, d_head in enumerate(d_heads):
+            for column, causal in enumerate(masks):
+                cells = panels.get((d_head, causal))
+                if cells is None:
+                    axes[row][column].set_axis_off()
+                    continue
+                _draw_panel(axes[row][column], cells, result)
+                if column == 0:
+                    axes[row][column].set_ylabel("TFLOP/s")
+                if row == len(d_heads) - 1:
+                    axes[row][column].set_xlabel("sequence length (rows of Q = rows of K and V)")
+        figure.suptitle(_title(result))
+        by_label = {
+            label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _draw_panel(axis: Any, cells: list[CellResult], result: BenchResult) -> None:
+    lengths = [found.cell.length for found in cells]
+    for name in result.implementations():
+        values = [found.tflops(name) for found in cells]
+        if not any(values):
+            continue
+        position = (OURS, *PEERS).index(name) if name in (OURS, *PEERS) else len(PEERS)
+        axis.plot(
+            range(len(lengths)),
+            [float("nan") if value is None else value for value in values],
+            marker=MARKERS[position % len(MARKERS)],
+            markersize=5 if name == OURS else 4,
+            linewidth=2.4 if name == OURS else 1.3,
+            color=OURS_COLOUR if name == OURS else PEER_COLOURS[(position - 1) % len(PEER_COLOURS)],
+            zorder=4 if name == OURS else 3,
+            label=label_of(name),
+        )
+    if result.peak_tflops:
+        axis.axhline(result.peak_tflops, color=QUIET, linestyle="--", linewidth=1, label="measured matrix-product peak")
+    axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths])
+    axis.set_ylim(0, 1.05 * _highest(result))  # panels share it, and all must fit
+    axis.set_title(f"d_head {cells[0].cell.d_head}, {cells[0].cell.mask}", fontsize=10)
+
+
+def _highest(result: BenchResult) -> float:
+    values = [found.tflops(name) for found in result.cells for name in result.implementations()]
+    return max([value for value in values if value] + [result.peak_tflops or 1])
+
+
+def _title(result: BenchResult) -> str:
+    cell = result.cells[0].cell
+    parts = [f"Attention forward, {cell.dtype.name}"]
+    if gpu := result.environment.get("gpu"):
+        parts.append(str(gpu))
+    parts.append("GPU time")
+    if not result.complete:
+        parts.append("incomplete")
+    return ", ".join(parts)
+
+
+def length_text(length: int) -> str:
+    """512, 1k, 2k, 16k."""
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)

@@ -1,0 +1,135 @@
+"""One thread block of a kernel on the simulated GPU, and what one of its warps executed, step by step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from flashwright.compiler.kernel import Kernel
+from flashwright.kernels.explanation import FIRST_WARP, SharedMap, TracedWarp
+from flashwright.kernels.family import KernelConfig
+from flashwright.problem.dtypes import NUMPY_DTYPES
+from flashwright.problem.reference import reference_forward, relative_error
+from flashwright.runtime.simulated import simulate_forward
+from flashwright.simulator.access_patterns import global_cost, shared_cost
+from flashwright.simulator.run import Run
+from flashwright.simulator.trace import MemoryAccess, TraceEntry
+from flashwright.workbench.explain.explanations import explanation_of
+from flashwright.workbench.explain.facts import SharedTraffic, Simulation, StepCounts
+from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
+from flashwright.workbench.explain.loop import Loop, ptx_loop
+
+STEADY_ITERATION = 1
+"""The loop's second iteration: nothing is left of the start."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A traced run. Iterations are (first, end) indices into the trace, one per pass through the warp's loop."""
+
+    warp: TracedWarp
+    run: Run
+    trace: list[TraceEntry]
+    iterations: tuple[tuple[int, int], ...]
+    q_rows: int
+    kv_rows: int
+    row_stride_bytes: int
+    relative_error: float
+
+
+def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp = FIRST_WARP) -> Execution:
+    """Runs the kernel's loop that many times on random inputs of one head and one block of Q."""
+    config = kernel.config
+    steps = iterations + explanation_of(config).steps_before_loop(config)
+    q, k, v = _inputs(config, config.B_r, steps * config.B_c)
+    simulation = simulate_forward(config, q, k, v, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number))
+    trace = simulation.run.trace
+    assert trace is not None
+    return Execution(
+        warp=warp,
+        run=simulation.run,
+        trace=trace,
+        iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, [Kind[name] for name in warp.loop_kinds])),
+        q_rows=config.B_r,
+        kv_rows=steps * config.B_c,
+        row_stride_bytes=k.strides[2],
+        relative_error=relative_error(simulation.output, reference_forward(q, k, v)[0]),
+    )
+
+
+def _inputs(config: KernelConfig, q_rows: int, kv_rows: int) -> list[np.ndarray]:
+    """Standard normal q, k, v of one head, whose rows are as far apart as the config requires."""
+    generator = np.random.default_rng(0)
+    stride = explanation_of(config).row_stride(config)
+    return [
+        generator.standard_normal((1, 1, rows, stride)).astype(NUMPY_DTYPES[config.dtype])[..., : config.d_head]
+        for rows in (q_rows, kv_rows, kv_rows)
+    ]
+
+
+def _iterations(trace: list[TraceEntry], loop: Loop) -> tuple[tuple[int, int], ...]:
+    in_loop = {line.line for line in loop.body}
+    starts = [index for index, entry in enumerate(trace) if entry.ptx_line == loop.header.line]
+    end = max(index for index, entry in enumerate(trace) if entry.ptx_line in in_loop) + 1
+    return tuple(zip(starts, [*starts[1:], end], strict=True))
+
+
+# --- Counts ----------------------------------------------------------------------------------------------------
+
+
+def simulation_facts(execution: Execution, shared: SharedMap) -> Simulation:
+    counters = execution.run.counters
+    totals = {name: value for name, value in asdict(counters).items() if isinstance(value, int)}
+    return Simulation(
+        q_rows=execution.q_rows,
+        kv_rows=execution.kv_rows,
+        relative_error=execution.relative_error,
+        counters={**totals, "bank_conflicts": counters.bank_conflicts},
+        step=step_counts(execution, shared),
+    )
+
+
+def step_counts(execution: Execution, shared: SharedMap) -> StepCounts:
+    """What the traced warp did in one steady iteration of the loop."""
+    first, end = execution.iterations[STEADY_ITERATION]
+    entries = execution.trace[first:end]
+    accesses: Counter[tuple[str, str]] = Counter()
+    wavefronts: Counter[tuple[str, str]] = Counter()
+    ideal: Counter[tuple[str, str]] = Counter()
+    sectors = 0
+    for entry in entries:
+        for access in entry.accesses:
+            if access.space == "global":
+                sectors += global_cost(by_lane(access), access.width).sectors
+                continue
+            region = shared.region_at(min(access.address_of_lane.values()))
+            key = (_operation(entry), region.operand if region else "?")
+            cost = shared_cost(by_lane(access), access.width)
+            accesses[key] += cost.requests
+            wavefronts[key] += cost.wavefronts
+            ideal[key] += cost.ideal
+    return StepCounts(
+        instructions=len(entries),
+        barriers=sum(kind_of_ptx(entry.opcode) is Kind.BARRIER for entry in entries),
+        global_sectors=sectors,
+        shared=tuple(SharedTraffic(*key, accesses[key], wavefronts[key], ideal[key]) for key in sorted(accesses)),
+    )
+
+
+def _operation(entry: TraceEntry) -> str:
+    """`ldmatrix`, `cp.async` or `st.shared`: the opcode without its types."""
+    kind = kind_of_ptx(entry.opcode)
+    if kind is Kind.LOAD:
+        return "ldmatrix"
+    return ".".join(entry.opcode.split(".")[:2])
+
+
+def by_lane(access: MemoryAccess) -> np.ndarray:
+    """The addresses of one warp's access as the simulator's cost functions take them: -1 for absent lanes."""
+    addresses = np.full((1, 32), -1, np.int64)
+    for lane, address in access.address_of_lane.items():
+        addresses[0, lane] = address
+    return addresses

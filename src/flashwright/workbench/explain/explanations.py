@@ -1,0 +1,21 @@
+"""What families say about their configs, found by the config."""
+
+from __future__ import annotations
+
+from flashwright.kernels.explanation import Explanation, SharedMap
+from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.registry import family_of, tile_shapes
+
+
+def explanation_of(config: KernelConfig) -> Explanation:
+    """Raises `ValueError` for a family that explains nothing."""
+    family = family_of(config)
+    if family.explanation is None:
+        raise ValueError(f"the {family.name} family has no explanation of its configs")
+    return family.explanation
+
+
+def shared_map_of(config: KernelConfig) -> SharedMap:
+    """Where blocks lie in shared memory; where the family gives no map, only how much there is of it."""
+    of_config = explanation_of(config).shared_map
+    return SharedMap((), tile_shapes(config).shared_bytes) if of_config is None else of_config(config)

@@ -1,0 +1,197 @@
+"""Gathering the facts about a config: arithmetic, the compiler, the disassembler and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from flashwright.compiler.kernel import Kernel
+from flashwright.compiler.occupancy import occupancy
+from flashwright.hardware.architectures import architecture
+from flashwright.kernels.explanation import FIRST_WARP, ExecutedLoads, TracedWarp
+from flashwright.kernels.family import OLDEST, KernelConfig
+from flashwright.kernels.registry import as_config, family_of, rejection_reason, tile_shapes
+from flashwright.runtime.compiling import compile_many
+from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.explain.core_matrices import core_matrix_facts
+from flashwright.workbench.explain.disassembly import DisassemblyError, disassemble
+from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution, execute, simulation_facts, step_counts
+from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
+from flashwright.workbench.explain.facts import (
+    ConfigFacts,
+    Effects,
+    KVLoop,
+    MatrixLoad,
+    Neighbour,
+    RegisterBudget,
+    Verdict,
+)
+from flashwright.workbench.explain.instruction_kinds import Kind
+from flashwright.workbench.explain.loop import ptx_loop, ptx_mix, sass_loop, sass_mix
+from flashwright.workbench.explain.matrix_load import matrix_load_facts
+from flashwright.workbench.explain.timeline import ITERATIONS_NEEDED, timeline_of
+
+STEADY_ITERATIONS_NEEDED = STEADY_ITERATION + 2
+"""So that the steady iteration is not the loop's last."""
+SERIALISED = "instructions are serialized"
+"""What the assembler reports when it makes asynchronous products wait for one another."""
+
+
+def explain_config(
+    config: KernelConfig | str,
+    arch: str = OLDEST,
+    *,
+    turning: Collection[str] | None = None,
+    progress: bool = True,
+) -> ConfigFacts:
+    """All the facts about a config, which may be given by its short form.
+
+    Raises `ValueError` at once for one that no kernel can be built from.
+    `turning` names the knobs whose neighbours are compiled and simulated too; by default, all.
+    """
+    known: KernelConfig = as_config(config)
+    tile_shapes(known)
+    return _explained(known, family_of(known).target(arch), turning, progress=progress)
+
+
+def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None, *, progress: bool) -> ConfigFacts:
+    target = architecture(arch)
+    of_config, shared = explanation_of(config), shared_map_of(config)
+    knobs_to_turn = set(of_config.knobs_to_turn if turning is None else turning)
+    changes = {change: values for change, values in of_config.neighbours(config) if values.keys() <= knobs_to_turn}
+    candidates = {change: _changed(config, values) for change, values in changes.items()}
+    built = [candidate for candidate in candidates.values() if not isinstance(candidate, ValueError)]
+
+    drawn = (config, *of_config.also_drawn(config))
+    configs = list(dict.fromkeys([*drawn, *built]))
+    kernels = dict(zip(configs, compile_many(configs, arch, progress=progress), strict=True))
+    kernel = kernels[config]
+    warps = of_config.warps(config)
+    runs = [(each, FIRST_WARP) for each in configs if each != config] + [(config, warp) for warp in warps]
+    traced = _execute_all(kernels, runs, traced_longer=drawn, progress=progress)
+    executions = {each: execution for (each, warp), execution in traced.items() if warp in (FIRST_WARP, warps[0])}
+    effects = {each: _effects(kernels[each], executions.get(each)) for each in configs}
+    own = executions.get(config)
+    reason = rejection_reason(config)
+    return ConfigFacts(
+        config=config.short_form(),
+        family=family_of(config).title,
+        arch=arch,
+        kernel=config.kernel_name(),
+        knobs=of_config.knobs(config),
+        shapes=of_config.shapes(config),
+        verdict=Verdict(kept=reason is None, reason=reason),
+        registers=RegisterBudget(
+            phases=of_config.register_phases(config),
+            limit=of_config.register_limit(config) or target.registers_per_thread,
+            used=kernel.registers,
+            spill_bytes=kernel.spill_bytes,
+            stack_bytes=kernel.stack_bytes,
+            reallocations=of_config.reallocations(config),
+        ),
+        shared=shared,
+        shared_limit_bytes=target.shared_bytes_per_block,
+        occupancy=occupancy(kernel, arch),
+        buffering=of_config.buffering(config),
+        loop=loop_facts(kernel),
+        simulation=simulation_facts(own, shared) if own else None,
+        simulation_problem=_why_it_cannot_run(kernel),
+        matrix_loads=tuple(load for each in drawn for load in _matrix_loads(each, executions.get(each))),
+        timelines=tuple(
+            timeline_of(config, traced[config, warp], shared) for warp in warps if (config, warp) in traced
+        ),
+        effects=effects[config],
+        neighbours=tuple(_neighbour(config, change, candidate, effects) for change, candidate in candidates.items()),
+    )
+
+
+def _changed(config: KernelConfig, values: dict[str, Any]) -> KernelConfig | ValueError:
+    """The config with other values, or why no kernel can be built from it."""
+    try:
+        candidate = replace(config, **values)
+        family_of(candidate).shapes(candidate)
+    except ValueError as problem:
+        return problem
+    return candidate
+
+
+def _why_it_cannot_run(kernel: Kernel[Any]) -> str | None:
+    most = architecture(kernel.arch).shared_bytes_per_block
+    if kernel.shared_bytes <= most:
+        return None
+    return f"a block needs {kernel.shared_bytes:,} bytes of shared memory; {kernel.arch} allows {most:,}"
+
+
+def _execute_all(
+    kernels: Mapping[KernelConfig, Kernel[Any]],
+    runs: list[tuple[KernelConfig, TracedWarp]],
+    *,
+    traced_longer: tuple[KernelConfig, ...],
+    progress: bool,
+) -> dict[tuple[KernelConfig, TracedWarp], Execution]:
+    """Runs every kernel that fits its architecture; those that will be drawn, for some steps more."""
+    runnable = [(config, warp) for config, warp in runs if _why_it_cannot_run(kernels[config]) is None]
+    executions = {}
+    with progress_bar("simulating", len(runnable), enabled=progress) as advance:
+        for config, warp in runnable:
+            iterations = ITERATIONS_NEEDED if config in traced_longer else STEADY_ITERATIONS_NEEDED
+            executions[config, warp] = execute(kernels[config], iterations, warp)
+            advance()
+    return executions
+
+
+def _matrix_loads(config: KernelConfig, execution: Execution | None) -> tuple[MatrixLoad, ...]:
+    """What is drawn on the banks; of a kernel that was not executed, only what its descriptors say."""
+    banks = explanation_of(config).banks(config)
+    if banks is None:
+        return ()
+    if not isinstance(banks, ExecutedLoads):
+        return core_matrix_facts(config, banks)
+    return () if execution is None else (matrix_load_facts(config, banks, execution, shared_map_of(config)),)
+
+
+def loop_facts(kernel: Kernel[Any]) -> KVLoop:
+    counted = explanation_of(kernel.config).warps(kernel.config)[0]
+    kinds = [Kind[name] for name in counted.loop_kinds]
+    ptx = ptx_mix(ptx_loop(kernel.ptx, kernel.name, kinds))
+    try:
+        sass, problem = sass_mix(sass_loop(disassemble(kernel.cubin), kinds)), None
+    except (DisassemblyError, ValueError) as error:
+        sass, problem = None, str(error)
+    asynchronous = any(opcode.startswith("wgmma.mma_async") for opcode in ptx.by_opcode)
+    return KVLoop(ptx, sass, problem, serialised=SERIALISED in kernel.program.log if asynchronous else None)
+
+
+def _effects(kernel: Kernel[Any], execution: Execution | None) -> Effects:
+    step = None
+    if execution is not None:
+        step = step_counts(execution, shared_map_of(kernel.config))
+    return Effects(
+        registers=kernel.registers,
+        spill_bytes=kernel.spill_bytes,
+        shared_bytes=kernel.shared_bytes,
+        blocks_per_sm=occupancy(kernel, kernel.arch).blocks_per_sm,
+        instructions_per_step=step.instructions if step else None,
+        bank_conflicts_per_step=step.bank_conflicts if step else None,
+    )
+
+
+def _neighbour(
+    config: KernelConfig,
+    change: str,
+    candidate: KernelConfig | ValueError,
+    effects: Mapping[KernelConfig, Effects],
+) -> Neighbour:
+    if isinstance(candidate, ValueError):
+        return Neighbour(change, config=None, problem=str(candidate), rejection=None, effects=None)
+    of_config = explanation_of(config)
+    return Neighbour(
+        change=change,
+        config=candidate.short_form(),
+        problem=None,
+        rejection=rejection_reason(candidate),
+        effects=effects[candidate],
+        same_work=of_config.work_per_step(candidate) == of_config.work_per_step(config),
+        fewer_registers_are_better=not of_config.reallocations(config),
+    )

@@ -1,0 +1,82 @@
+"""The parts of a page: the document with its stylesheet, sections, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from importlib import resources
+
+NUMBERS = "#"
+"""Marks a column, in front of its name, as one of numbers."""
+
+
+def document(title: str, header: str, body: str, footer: str) -> str:
+    """A whole page, in one file: no script, and nothing fetched from anywhere."""
+    style = (resources.files("flashwright.workbench.explain") / "page.css").read_text("utf-8")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header class="top">{header}</header>
+<main>{body}</main>
+<footer>{footer}</footer>
+</body>
+</html>
+"""
+
+
+def section(key: str, title: str, html: str) -> str:
+    return f'<section id="{key}"><h2>{escape(title)}</h2>{html}</section>'
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>" if text else ""
+
+
+def figure(picture: str, caption: str = "", size: str = "wide") -> str:
+    """A picture that scrolls within its place where the screen is too narrow for it."""
+    text = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f'<figure class="{size}"><div class="scroll" tabindex="0">{picture}</div>{text}</figure>'
+
+
+def table(columns: Iterable[str], rows: Iterable[str], class_: str = "facts") -> str:
+    head = "".join(_column(name) for name in columns)
+    body = "".join(rows)
+    return (
+        f'<div class="scroll"><table class="{class_}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _column(name: str) -> str:
+    if not name:
+        return "<td></td>"
+    title = escape(name.removeprefix(NUMBERS))
+    return (
+        f'<th scope="col" class="number">{title}</th>' if name.startswith(NUMBERS) else f'<th scope="col">{title}</th>'
+    )
+
+
+def row(name: str, cells: str, class_: str = "") -> str:
+    """A table row under its own heading."""
+    of_class = f' class="{class_}"' if class_ else ""
+    return f'<tr{of_class}><th scope="row">{escape(name)}</th>{cells}</tr>'
+
+
+def numbers(values: Iterable[str]) -> str:
+    return "".join(number(value) for value in values)
+
+
+def number(value: str, class_: str = "") -> str:
+    return f'<td class="number {class_}">{escape(value)}</td>' if class_ else f'<td class="number">{escape(value)}</td>'
+
+
+def note(text: str, columns: int = 1) -> str:
+    span = f' colspan="{columns}"' if columns > 1 else ""
+    return f'<td class="note"{span}>{escape(text)}</td>'

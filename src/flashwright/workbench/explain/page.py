@@ -1,0 +1,270 @@
+"""The page about one config, and the page about two: facts and pictures in the order a learner reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from flashwright.kernels.explanation import Knob, TimelineTexts
+from flashwright.kernels.registry import parse_config
+from flashwright.workbench.explain.compare import ComparedSection, Comparison
+from flashwright.workbench.explain.explanations import explanation_of
+from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour
+from flashwright.workbench.explain.instruction_pages import banks, product, product_title
+from flashwright.workbench.explain.loop import InstructionMix
+from flashwright.workbench.explain.markup import document, figure, note, number, numbers, paragraph, row, section, table
+from flashwright.workbench.explain.pictures.registers import registers_picture
+from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
+from flashwright.workbench.explain.pictures.timeline import timeline_picture
+from flashwright.workbench.explain.report import (
+    EFFECT_NAMES,
+    Section,
+    differences,
+    is_better,
+    registers_had,
+    sections,
+    serialisation,
+    shown,
+    shown_difference,
+)
+
+
+def config_page(facts: ConfigFacts) -> str:
+    """All the facts and pictures of one config. What its family does not explain has no section."""
+    config = parse_config(facts.config)
+    own = explanation_of(config)
+    tables = {each.key: each for each in sections(facts)}
+    parts = {
+        "knobs": ("The config in words", _knobs(facts.knobs)),
+        "timeline": ("Two steps of the loop", _timeline(facts, own.timeline)),
+        "banks": (
+            "Shared memory and its banks",
+            _shared_memory(facts, tables["shared"]) + banks(facts, own.banks(config)),
+        ),
+        "registers": ("Registers", _registers(facts, tables["registers"], tables["buffering"])),
+        "occupancy": (f"Occupancy on {facts.arch}", _occupancy(facts, tables["occupancy"])),
+        "loop": ("Instructions of the KV loop", _loop(facts)),
+        "simulation": ("One KV step of one warp", _simulation(tables["simulation"])),
+        "mma": (product_title(own.product), product(facts, config, own.product)),
+        "shapes": ("Derived tile shapes", _facts_table(tables["shapes"])),
+        "neighbours": ("One knob turned", _neighbours(facts)),
+    }
+    parts = {key: (title, html) for key, (title, html) in parts.items() if html}
+    links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, (title, _) in parts.items())
+    return document(
+        title=facts.config,
+        header=f"""
+<p class="family">Forward kernel of the {escape(facts.family)} family, compiled for {escape(facts.arch)}</p>
+<h1><code>{escape(facts.config)}</code></h1>
+{_verdict(facts)}
+{_warning(facts)}
+{_figures(facts)}
+<nav aria-label="Contents"><ul>{links}</ul></nav>""",
+        body="".join(section(key, title, html) for key, (title, html) in parts.items()),
+        footer="Written by <code>flashwright explain</code>. Numbers come from the compiler, and from PTX executed on "
+        "the simulated GPU; nothing here is a timing.",
+    )
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """Two configs side by side, with the differing rows marked."""
+    first, second = comparison.facts
+    timelines = "".join(
+        f"<h3><code>{escape(facts.config)}</code></h3>{_timeline_figures(facts, f'timeline-{index}')}"
+        for index, facts in enumerate(comparison.facts)
+        if facts.timelines
+    )
+    parts = [
+        section(each.key, each.title, _compared_table(each)) for each in comparison.sections if each.rows or each.remark
+    ]
+    parts.insert(1, section("timeline", "Two steps of the loop", timelines))
+    return document(
+        title=f"{first.config} and {second.config}",
+        header=f"""
+<p class="family">Two forward kernels, compiled for {escape(first.arch)}; {comparison.differing} facts differ</p>
+<h1><code>{escape(first.config)}</code><br>against<br><code>{escape(second.config)}</code></h1>""",
+        body="".join(parts),
+        footer="Written by <code>flashwright compare</code>. Rows that differ are marked ≠.",
+    )
+
+
+# --- Header ----------------------------------------------------------------------------------------------------
+
+
+def _verdict(facts: ConfigFacts) -> str:
+    if facts.verdict.kept:
+        return '<p class="verdict">Kept by the autotuning filter: no rule rejects it.</p>'
+    return f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(facts.verdict.reason or "")}.</p>'
+
+
+def _warning(facts: ConfigFacts) -> str:
+    """What no kernel should have."""
+    return f'<p class="verdict rejected">{escape(serialisation(facts.loop))}</p>' if facts.loop.serialised else ""
+
+
+def _figures(facts: ConfigFacts) -> str:
+    budget, resident, effects = facts.registers, facts.occupancy, facts.effects
+    figures = [
+        ("registers per thread", shown(budget.used), registers_had(budget)),
+        ("spilled to memory", shown(budget.spill_bytes), "bytes per thread"),
+        ("shared memory", f"{facts.shared.total_bytes / 1024:.4g}", "KiB per block"),
+        ("blocks per SM", shown(resident.blocks_per_sm), f"limited by {resident.limited_by}"),
+        ("instructions", _or_unknown(effects.instructions_per_step), "per warp and KV step"),
+        ("bank conflicts", _or_unknown(effects.bank_conflicts_per_step), "per warp and KV step"),
+    ]
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(unit)}</small></dd></div>"
+        for name, value, unit in figures
+    )
+    return f'<dl class="figures">{items}</dl>'
+
+
+def _or_unknown(value: int | None) -> str:
+    return "?" if value is None else shown(value)
+
+
+# --- Sections --------------------------------------------------------------------------------------------------
+
+
+def _facts_table(facts: Section) -> str:
+    if not facts.rows:
+        return paragraph(facts.remark)
+    rows = (row(each.name, number(shown(each.value)) + note(each.note)) for each in facts.rows)
+    return paragraph(facts.remark) + table(("fact", "#value", ""), rows)
+
+
+def _knobs(knobs: tuple[Knob, ...]) -> str:
+    rows = (row(knob.name, f"<td>{_chip(knob)}</td>{note(knob.meaning)}") for knob in knobs)
+    return table(("knob", "value", "what it does"), rows, "facts knobs")
+
+
+def _chip(knob: Knob) -> str:
+    class_ = "chip on" if knob.is_on else "chip"
+    return f'<span class="{class_}">{escape(knob.value)}</span>'
+
+
+def _timeline(facts: ConfigFacts, texts: TimelineTexts) -> str:
+    if not facts.timelines:
+        return paragraph(f"Not simulated: {facts.simulation_problem}.")
+    return (
+        paragraph(texts.introduction)
+        + paragraph(" ".join(_overlap(facts, texts)))
+        + _timeline_figures(facts, "timeline", texts.caption)
+    )
+
+
+def _timeline_figures(facts: ConfigFacts, name: str, caption: str = "") -> str:
+    """One under the other; where there are several, each with its warp's name, and the caption under the last."""
+    if len(facts.timelines) == 1:
+        return figure(timeline_picture(facts.timelines[0], name), caption)
+    last = facts.timelines[-1]
+    return "".join(
+        f"<h3>{escape(timeline.warp.capitalize())}</h3>"
+        + figure(timeline_picture(timeline, f"{name}-warp-{index}"), caption if timeline is last else "")
+        for index, timeline in enumerate(facts.timelines)
+    )
+
+
+def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
+    """What copies or products hide behind: that which is executed while they are under way."""
+    timeline = facts.timeline
+    assert timeline is not None
+    for flight in timeline.flights:
+        if flight.start < 0 or flight.end is None or flight.end > timeline.instructions:
+            continue
+        if not flight.asynchronous:
+            yield f"{flight.block} passes through registers, and the warp waits for it."
+            continue
+        hidden = [phase.name for phase in timeline.phases if flight.issued <= phase.start and phase.end <= flight.end]
+        behind = f"behind {', '.join(hidden)}" if hidden else f"with {texts.nothing_to_hide_behind}"
+        yield f"{flight.block} is under way for {flight.end - flight.issued} instructions, {behind}."
+
+
+def _shared_memory(facts: ConfigFacts, regions: Section) -> str:
+    picture = figure(shared_map_picture(facts.shared)) if facts.shared.regions else ""
+    return picture + _facts_table(regions)
+
+
+def _registers(facts: ConfigFacts, budget: Section, buffering: Section) -> str:
+    needed = "What a thread's operands need by arithmetic in each part of a step, and what the compiler used."
+    used = "What the compiler used."
+    return (
+        paragraph(needed if facts.registers.phases else used)
+        + figure(registers_picture(facts.registers))
+        + _facts_table(budget)
+        + ("<h3>Double buffering</h3>" + _facts_table(buffering) if buffering.rows else "")
+    )
+
+
+def _occupancy(facts: ConfigFacts, limits: Section) -> str:
+    blocks, limited_by = facts.occupancy.blocks_per_sm, facts.occupancy.limited_by
+    if blocks == 0:
+        return paragraph(f"No block of this kernel fits an SM of {facts.arch}: {limited_by}.") + _facts_table(limits)
+    held = "1 block" if blocks == 1 else f"{blocks} blocks"
+    return paragraph(
+        f"An SM of {facts.arch} holds {held} of it at once; what runs out first: {limited_by}."
+    ) + _facts_table(limits)
+
+
+def _loop(facts: ConfigFacts) -> str:
+    sass, problem = facts.loop.sass, facts.loop.sass_problem
+    machine_code = paragraph(f"Not available: {problem}.") if sass is None else _mix_table(sass)
+    return (
+        paragraph("The body of the KV loop, found by its back edge, counted once as it stands in the code.")
+        + paragraph(serialisation(facts.loop))
+        + f'<div class="columns"><div><h3>PTX</h3>{_mix_table(facts.loop.ptx)}</div>'
+        + f"<div><h3>Machine code</h3>{machine_code}</div></div>"
+    )
+
+
+def _mix_table(mix: InstructionMix) -> str:
+    most = max(mix.by_kind.values())
+    rows = [row(kind, number(shown(count)) + _bar(count / most)) for kind, count in mix.by_kind.items()]
+    rows.append(row("all", number(shown(mix.total)) + '<td class="bar"></td>', "this"))
+    return table(("kind", "#count", ""), rows)
+
+
+def _bar(share: float) -> str:
+    return f'<td class="bar"><span class="share" style="--share:{share:.1%}"></span></td>'
+
+
+def _simulation(counts: Section) -> str:
+    return paragraph(
+        "Counted while the PTX ran on the simulated GPU, in a step in the middle of the loop."
+    ) + _facts_table(counts)
+
+
+# --- Neighbours and comparisons --------------------------------------------------------------------------------
+
+
+def _neighbours(facts: ConfigFacts) -> str:
+    if not facts.neighbours:
+        return paragraph("Not requested.")
+    own = numbers(_or_unknown(getattr(facts.effects, name)) for name in EFFECT_NAMES)
+    rows = [row("this config", own + note(""), "this"), *(_neighbour(facts.effects, each) for each in facts.neighbours)]
+    return paragraph(
+        "What each knob, turned alone, would change. The first row has this config's own figures; instructions and "
+        "conflicts are per warp and KV step, and a step is as long as B_c."
+    ) + table(["change", *(f"#Δ {name}" for name in EFFECT_NAMES.values()), "filter"], rows, "neighbours")
+
+
+_JUDGEMENTS = {True: "better", False: "worse", None: ""}
+
+
+def _neighbour(base: Effects, neighbour: Neighbour) -> str:
+    if neighbour.effects is None:
+        return row(neighbour.change, note(f"cannot be built: {neighbour.problem}", len(EFFECT_NAMES) + 1))
+    cells = (
+        number(shown_difference(value), _JUDGEMENTS[is_better(neighbour, name, value)])
+        for name, value in differences(base, neighbour.effects).items()
+    )
+    return row(neighbour.change, "".join(cells) + note(neighbour.rejection or ""))
+
+
+def _compared_table(compared: ComparedSection) -> str:
+    if not compared.rows:
+        return paragraph(compared.remark)
+    rows = (
+        row(each.name, numbers(map(shown, each.values)), "differs" if each.differs else "") for each in compared.rows
+    )
+    return paragraph(compared.remark) + table(("fact", "#first", "#second"), rows, "compared")

@@ -1,0 +1,41 @@
+"""Shared memory of a thread block, from the first byte to the last."""
+
+from __future__ import annotations
+
+from flashwright.kernels.explanation import SharedMap
+from flashwright.workbench.explain.pictures.svg import line, picture, rect, text
+
+WIDTH, LEFT, RIGHT = 1160, 2, 2
+TOP, BAR = 26, 56
+NARROWEST_NAMED = 60
+
+
+def shared_map_picture(shared: SharedMap) -> str:
+    scale = (WIDTH - LEFT - RIGHT) / shared.total_bytes
+    parts = []
+    for region in shared.regions:
+        x, width = LEFT + region.offset * scale, region.bytes * scale
+        tooltip = f"{region.name}: {region.bytes} bytes"
+        parts.append(rect(x, TOP, max(width - 2, 2), BAR, f"region region-{region.operand}", tooltip))
+        if width < NARROWEST_NAMED:
+            parts.append(
+                text(f"{region.name}, {region.bytes} bytes ({region.note})", x + width, TOP - 8, "label", "end")
+            )
+            continue
+        parts += [
+            text(region.name, x + width / 2, TOP + 25, "bar-label strong", "middle"),
+            text(f"{region.bytes / 1024:g} KiB", x + width / 2, TOP + 43, "bar-label", "middle"),
+            line(x, TOP + BAR, x, TOP + BAR + 8, "axis"),
+            text(f"{region.offset:#x}", x, TOP + BAR + 22, "label mono"),
+            text(region.note, x + 1, TOP - 8, "label"),
+        ]
+    parts.append(text(f"{shared.total_bytes:#x}", WIDTH - RIGHT, TOP + BAR + 22, "label mono", "end"))
+    names = ", ".join(f"{region.name} at {region.offset}" for region in shared.regions)
+    return picture(
+        "shared-map",
+        WIDTH,
+        TOP + BAR + 32,
+        "Shared memory map",
+        f"{shared.total_bytes} bytes of dynamic shared memory, by byte offset: {names}.",
+        parts,
+    )

@@ -1,0 +1,221 @@
+"""Two KV steps of one warp: a lane per kind of instruction, and above them the copies or products under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashwright.kernels.explanation import CONSUMER, PRODUCER, WARP
+from flashwright.workbench.explain.facts import Flight, Span, Timeline
+from flashwright.workbench.explain.instruction_kinds import Kind
+from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
+
+WIDTH, LEFT, RIGHT = 1200, 172, 16
+FLIGHT_TOP, FLIGHT = 78, 24
+LANE, LANE_MARK = 26, 16
+TICK = 100
+NARROWEST_MARK = 1.6
+LETTER = 7.4
+RARE_MARK = 4
+"""Waits and barriers are single instructions that matter: they are drawn wider than one."""
+
+
+@dataclass(frozen=True)
+class _Lane:
+    label: str
+    kinds: tuple[Kind, ...]
+    class_: str
+    operand: str | None = None
+    is_rare: bool = False
+
+    def holds(self, span: Span) -> bool:
+        same_operand = self.operand is None or span.operand == self.operand
+        return same_operand and any(span.kind == kind.value for kind in self.kinds)
+
+
+_ARITHMETIC = (
+    _Lane("exponential", (Kind.EXPONENTIAL,), "exponential"),
+    _Lane("fp32 arithmetic", (Kind.FLOAT,), "float"),
+    _Lane("shuffle, convert", (Kind.SHUFFLE, Kind.CONVERT), "shuffle"),
+    _Lane("integers, branches", (Kind.INTEGER, Kind.MOVE, Kind.CONTROL, Kind.LOCAL, Kind.OTHER), "other"),
+)
+_WARP = (
+    _Lane("start a copy", (Kind.COPY,), "copy"),
+    _Lane("commit, wait", (Kind.WAIT,), "wait", is_rare=True),
+    _Lane("barrier", (Kind.BARRIER,), "barrier", is_rare=True),
+    _Lane("global memory", (Kind.GLOBAL,), "copy"),
+    _Lane("shared memory", (Kind.SHARED,), "load"),
+    _Lane("ldmatrix Q", (Kind.LOAD,), "load", "Q"),
+    _Lane("ldmatrix K", (Kind.LOAD,), "load", "K"),
+    _Lane("ldmatrix V", (Kind.LOAD,), "load", "V"),
+    _Lane("mma", (Kind.MMA,), "mma"),
+    *_ARITHMETIC,
+)
+_CONSUMER = (
+    _Lane("turns", (Kind.BARRIER,), "barrier", "turn", is_rare=True),
+    _Lane("guesses", (Kind.BARRIER,), "barrier", "guess", is_rare=True),
+    _Lane("is K full?", (Kind.WAIT,), "copy", "K", is_rare=True),
+    _Lane("is V full?", (Kind.WAIT,), "copy", "V", is_rare=True),
+    _Lane("wgmma S", (Kind.MMA,), "mma", "S", is_rare=True),
+    _Lane("wgmma O", (Kind.MMA,), "mma", "O", is_rare=True),
+    _Lane("commit, wait", (Kind.PRODUCT_WAIT,), "wait", is_rare=True),
+    _Lane("K, V are read", (Kind.BARRIER,), "load", "release", is_rare=True),
+    *_ARITHMETIC,
+)
+_PRODUCER = (
+    _Lane("is K empty?", (Kind.WAIT,), "wait", "K", is_rare=True),
+    _Lane("is V empty?", (Kind.WAIT,), "wait", "V", is_rare=True),
+    _Lane("announce bytes", (Kind.BARRIER,), "barrier", "announce", is_rare=True),
+    _Lane("copy K", (Kind.COPY,), "copy", "K", is_rare=True),
+    _Lane("copy V", (Kind.COPY,), "copy", "V", is_rare=True),
+    *_ARITHMETIC,
+)
+
+
+@dataclass(frozen=True)
+class _Role:
+    lanes: tuple[_Lane, ...]
+    under_way: str
+    described: str
+
+
+_ROLES = {
+    WARP: _Role(_WARP, "copies under way", "Copies"),
+    CONSUMER: _Role(_CONSUMER, "products under way", "Products"),
+    PRODUCER: _Role(_PRODUCER, "stages taken", "Stages taken"),
+}
+
+
+def _role(timeline: Timeline) -> _Role:
+    return _ROLES.get(timeline.role, _ROLES[WARP])
+
+
+def timeline_picture(timeline: Timeline, name: str = "timeline") -> str:
+    lanes = [lane for lane in _role(timeline).lanes if any(lane.holds(span) for span in timeline.spans)]
+    rows = _rows(timeline)
+    lanes_top = FLIGHT_TOP + max(rows.values(), default=0) * FLIGHT + FLIGHT + 14
+    bottom = lanes_top + len(lanes) * LANE
+    scale = (WIDTH - LEFT - RIGHT) / timeline.instructions
+    parts = [
+        *_phases(timeline, scale, bottom),
+        *_steps(timeline, scale, bottom),
+    ]
+    if timeline.flights:
+        parts.append(text(_role(timeline).under_way, LEFT - 10, FLIGHT_TOP + 16, "label strong", "end"))
+    for flight in timeline.flights:
+        later = [
+            other.start for other in timeline.flights if rows[other] == rows[flight] and other.start > flight.start
+        ]
+        room = _x(min(later, default=timeline.instructions), scale)
+        y = FLIGHT_TOP + rows[flight] * FLIGHT
+        parts += _flight(flight, y, scale, timeline.instructions, room)
+        parts += _arrival(flight, y, scale, timeline.instructions, lanes_top, lanes)
+    for index, lane in enumerate(lanes):
+        parts += _lane(lane, timeline, lanes_top + index * LANE, scale)
+    parts += _axis(timeline, scale, bottom)
+    return picture(
+        name,
+        WIDTH,
+        bottom + 44,
+        f"KV steps {timeline.first_step} and {timeline.first_step + 1} as {timeline.warp} executed them",
+        _description(timeline),
+        parts,
+    )
+
+
+def _description(timeline: Timeline) -> str:
+    flights = "; ".join(
+        f"{flight.block} from instruction {flight.start} to {'the end' if flight.end is None else flight.end}"
+        for flight in timeline.flights
+    )
+    phases = "; ".join(f"{phase.name} from {phase.start} to {phase.end}" for phase in timeline.phases)
+    return (
+        f"{timeline.instructions} instructions. {_role(timeline).described}: {flights or 'none'}. "
+        f"Arithmetic: {phases or 'none'}."
+    )
+
+
+def _rows(timeline: Timeline) -> dict[Flight, int]:
+    """Flights that follow one another share a row: those of an operand, and a producer's of a stage."""
+    row_of = {
+        flight: flight.region if timeline.role == PRODUCER else flight.block.split()[0] for flight in timeline.flights
+    }
+    rows = sorted(set(row_of.values())) if timeline.role == PRODUCER else list(dict.fromkeys(row_of.values()))
+    return {flight: rows.index(row) for flight, row in row_of.items()}
+
+
+def _x(index: float, scale: float) -> float:
+    return LEFT + index * scale
+
+
+def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
+    classes = {"S = QKᵀ": "phase-qk", "softmax": "phase-softmax", "O += PV": "phase-pv"}
+    for phase in timeline.phases:
+        x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
+        yield rect(x, 34, width, bottom - 34, f"phase {classes.get(phase.name, '')}")
+        yield text(phase.name, x + width / 2, 50, "phase-name", "middle")
+
+
+def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
+    for number, (start, end) in enumerate(zip(timeline.step_starts, timeline.step_starts[1:], strict=False)):
+        x = _x(start, scale)
+        yield line(x, 8, x, bottom, "step")
+        label = f"KV step {timeline.first_step + number}: {end - start} instructions"
+        yield text(label, x + 6, 22, "label strong")
+
+
+def _flight(flight: Flight, y: float, scale: float, instructions: int, room: float) -> Iterator[str]:
+    """A bar, labelled inside, or behind its end where there is room before the next."""
+    start, end = max(flight.start, 0), instructions if flight.end is None else min(flight.end, instructions)
+    x, right = _x(start, scale), _x(end, scale)
+    operand = flight.block.split()[0]
+    how = "" if flight.asynchronous else " through registers"
+    arrival = "not waited for here" if flight.end is None or flight.end > instructions else f"until {flight.end}"
+    tooltip = f"{flight.block} → {flight.region}{how}: from {flight.start} {arrival}"
+    yield rect(x, y, max(right - x, 3), 18, f"flight region-{operand}", tooltip, rx=4)
+    if flight.issued > start:
+        yield rect(x, y, max((flight.issued - start) * scale, 2), 18, f"issue region-{operand}", rx=4)
+    before = "◂ " if flight.start < 0 else ""
+    after = " ▸" if flight.end is None or flight.end > instructions else ""
+    label = f"{before}{flight.block}{how}{after}"
+    if LETTER * len(label) < right - x:
+        yield text(label, x + (right - x) / 2, y + 13.5, "bar-label", "middle")
+    elif LETTER * len(label) < room - right:
+        yield text(label, right + 4, y + 13.5, "label")
+
+
+def _arrival(
+    flight: Flight, y: float, scale: float, instructions: int, lanes_top: float, lanes: list[_Lane]
+) -> Iterator[str]:
+    """A line from the end of a copy to the wait that made it arrive."""
+    if flight.asynchronous and flight.end is not None and flight.end <= instructions:
+        wait = next((index for index, lane in enumerate(lanes) if lane.class_ == "wait"), 0)
+        x = _x(flight.end, scale)
+        yield line(x, y + 18, x, lanes_top + wait * LANE + 5, "arrival")
+
+
+def _lane(lane: _Lane, timeline: Timeline, y: float, scale: float) -> Iterator[str]:
+    spans = [span for span in timeline.spans if lane.holds(span)]
+    count = sum(span.length for span in spans)
+    narrowest = RARE_MARK if lane.is_rare else NARROWEST_MARK
+    marks = [
+        f"M{_x(span.start, scale):.1f} {y + 5:g}h{max(span.length * scale, narrowest):.1f}v{LANE_MARK}h-"
+        f"{max(span.length * scale, narrowest):.1f}z"
+        for span in spans
+    ]
+    yield line(LEFT, y + 5 + LANE_MARK, WIDTH - RIGHT, y + 5 + LANE_MARK, "rule")
+    yield text(lane.label, LEFT - 42, y + 17.5, "label", "end")
+    yield text(count, LEFT - 10, y + 17.5, "label count", "end")
+    yield tag("path", d="".join(marks), class_=f"mark mark-{lane.class_}")
+
+
+def _axis(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
+    yield line(LEFT, bottom + 4, WIDTH - RIGHT, bottom + 4, "axis")
+    tick = TICK if timeline.instructions >= 4 * TICK else TICK // 10
+    step = tick * max(1, round(timeline.instructions / tick / 14))
+    for tick in range(0, timeline.instructions + 1, step):
+        x = _x(tick, scale)
+        yield line(x, bottom + 4, x, bottom + 9, "axis")
+        yield text(tick, x, bottom + 22, "label", "middle")
+    yield text("executed instructions of the warp, from the start of the step", LEFT, bottom + 40, "label")
+    yield text("instructions", LEFT - 10, bottom + 22, "label count", "end")

@@ -1,0 +1,205 @@
+"""The facts as tables of (name, value, note): one form for the terminal, the page and the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashwright.workbench.explain.facts import ConfigFacts, Effects, KVLoop, Neighbour, RegisterBudget
+from flashwright.workbench.explain.loop import InstructionMix
+
+Value = str | int | float
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    value: Value
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    key: str
+    title: str
+    rows: tuple[Row, ...]
+    remark: str = ""
+
+
+def sections(facts: ConfigFacts) -> tuple[Section, ...]:
+    """All tables but that of the neighbours."""
+    return (
+        Section("knobs", "The config in words", tuple(Row(k.name, k.value, k.meaning) for k in facts.knobs)),
+        Section("verdict", "The autotuning filter", (_verdict(facts),)),
+        Section("shapes", "Derived tile shapes", tuple(Row(s.name, s.value, s.meaning) for s in facts.shapes)),
+        Section("registers", "Registers per thread", tuple(_registers(facts))),
+        Section("shared", "Shared memory per thread block", tuple(_shared(facts))),
+        Section("occupancy", f"Occupancy on {facts.arch}", tuple(_occupancy(facts))),
+        Section(
+            "buffering",
+            "Double buffering in registers",
+            tuple(
+                Row(f"{b.operand} in {b.product}", "yes" if b.is_double_buffered else "no", b.reason)
+                for b in facts.buffering
+            ),
+        ),
+        Section("ptx", "The KV loop in PTX", tuple(_mix(facts.loop.ptx))),
+        Section(
+            "sass",
+            "The KV loop in machine code",
+            tuple(_machine_code(facts.loop)),
+            facts.loop.sass_problem or "",
+        ),
+        Section(
+            "simulation",
+            "One KV step of one warp, simulated",
+            tuple(_simulation(facts)),
+            facts.simulation_problem or "",
+        ),
+    )
+
+
+def _verdict(facts: ConfigFacts) -> Row:
+    if facts.verdict.kept:
+        return Row("filter", "kept", "no rule of the filter rejects it: the tuner would time it")
+    return Row("filter", "rejected", facts.verdict.reason or "")
+
+
+def _registers(facts: ConfigFacts) -> Iterator[Row]:
+    budget = facts.registers
+    for operand in budget.operands:
+        yield Row(operand.operand, operand.registers, operand.arithmetic)
+    for phase in budget.phases:
+        yield Row(f"alive in {phase.name}", phase.total, ", ".join(o.operand for o in phase.operands))
+    if budget.phases:
+        yield Row("operands at the peak", budget.planned, "addresses, counters and temporaries come on top")
+    yield Row("compiler's count", budget.used, registers_had(budget))
+    for change in budget.reallocations:
+        yield Row(f"{change.part} after launch", change.registers, change.meaning)
+    yield Row("spilled bytes", budget.spill_bytes, "stored to local memory for want of registers")
+
+
+def registers_had(budget: RegisterBudget) -> str:
+    """What the compiler's count is to be held against."""
+    if budget.reallocations:
+        return "at launch; then " + ", ".join(f"{each.part} {each.registers}" for each in budget.reallocations)
+    return f"of {budget.limit} a thread can have"
+
+
+def _shared(facts: ConfigFacts) -> Iterator[Row]:
+    for region in facts.shared.regions:
+        size = f"{region.bytes:,} bytes"
+        note = f"{size}; {region.note}" if region.note else size
+        yield Row(region.name, f"{region.offset:#07x}–{region.end - 1:#07x}", note)
+    yield Row("total bytes", facts.shared.total_bytes, f"of {facts.shared_limit_bytes:,} that a block may have")
+
+
+def _occupancy(facts: ConfigFacts) -> Iterator[Row]:
+    found = facts.occupancy
+    yield Row("blocks per SM", found.blocks_per_sm, f"limited by {found.limited_by}")
+    for resource, blocks in found.limits.items():
+        yield Row(f"… by {resource}", blocks, "the limit" if resource == found.limited_by else "")
+    yield Row("warps per SM", found.warps_per_sm, f"{found.fraction:.1%} of what the SM can hold")
+
+
+def _mix(mix: InstructionMix) -> Iterator[Row]:
+    for kind, count in mix.by_kind.items():
+        yield Row(kind, count, f"{count / mix.total:.1%}")
+    yield Row("all instructions", mix.total)
+
+
+def _machine_code(loop: KVLoop) -> Iterator[Row]:
+    if loop.sass is not None:
+        yield from _mix(loop.sass)
+    if loop.serialised is not None:
+        yield Row(
+            "products serialised",
+            "yes" if loop.serialised else "no",
+            serialisation(loop),
+        )
+
+
+def serialisation(loop: KVLoop) -> str:
+    """What became of asynchronous products; nothing where there are none."""
+    if loop.serialised is None:
+        return ""
+    if loop.serialised:
+        return (
+            "The assembler has serialised the products: each waits for the one before, and they overlap with nothing."
+        )
+    return "The assembler has not serialised the products: they run on while the warp does other things."
+
+
+def _simulation(facts: ConfigFacts) -> Iterator[Row]:
+    simulation = facts.simulation
+    if simulation is None:
+        return
+    step = simulation.step
+    yield Row("instructions", step.instructions, "executed by the warp")
+    yield Row("barriers", step.barriers)
+    yield Row("global sectors", step.global_sectors, "of 32 bytes")
+    for traffic in step.shared:
+        yield Row(
+            f"{traffic.operation} {traffic.operand}: wavefronts",
+            traffic.wavefronts,
+            f"{traffic.accesses} accesses, {traffic.wavefronts_ideal} wavefronts without conflicts",
+        )
+    of_whom = "wavefronts beyond the ideal" if step.shared else "the warp itself reads and writes no shared memory"
+    yield Row("bank conflicts", step.bank_conflicts, of_whom)
+    for counter, note in _LAUNCH_COUNTERS.items():
+        if simulation.counters[counter]:
+            yield Row(counter.replace("_", " "), simulation.counters[counter], f"{note}; of the whole block")
+    yield Row(
+        "relative error",
+        float(f"{simulation.relative_error:.3g}"),
+        f"of {simulation.q_rows} rows against {simulation.kv_rows} keys, to float64",
+    )
+
+
+_LAUNCH_COUNTERS = {
+    "bytes_global_to_shared": "Q, K and V",
+    "tensor_flops": "multiplications and additions of the tensor cores",
+    "mbarrier_phases": "times that a tile became full or empty",
+}
+
+
+# --- Neighbours ------------------------------------------------------------------------------------------------
+
+EFFECT_NAMES = {
+    "registers": "registers",
+    "spill_bytes": "spilled bytes",
+    "shared_bytes": "shared bytes",
+    "blocks_per_sm": "blocks per SM",
+    "instructions_per_step": "instructions per KV step",
+    "bank_conflicts_per_step": "conflicts per KV step",
+}
+_MORE_IS_BETTER = {"blocks_per_sm"}
+_PER_STEP = {"instructions_per_step", "bank_conflicts_per_step"}
+
+
+def differences(base: Effects, other: Effects) -> dict[str, int | None]:
+    """How far another config's figures are from the base's; None where one of them is unknown."""
+    pairs = {name: (getattr(base, name), getattr(other, name)) for name in EFFECT_NAMES}
+    return {name: None if old is None or new is None else new - old for name, (old, new) in pairs.items()}
+
+
+def is_better(neighbour: Neighbour, name: str, difference: int | None) -> bool | None:
+    """Whether a difference speaks for the neighbour; None if there is none, or if it says nothing."""
+    if not difference or (name in _PER_STEP and not neighbour.same_work):
+        return None
+    if name == "registers" and not neighbour.fewer_registers_are_better:
+        return None
+    return (difference > 0) == (name in _MORE_IS_BETTER)
+
+
+def shown(value: Value) -> str:
+    """A value as people read it."""
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def shown_difference(difference: int | None) -> str:
+    if difference is None:
+        return "?"
+    return f"{difference:+,}".replace("-", "−") if difference else "·"

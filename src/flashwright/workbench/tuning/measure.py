@@ -1,0 +1,162 @@
+"""Whether a kernel is right and how long it takes, on a GPU; and what a search needs to know of that GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Protocol
+
+from flashwright.choice.problem import TuningProblem
+from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import KernelConfig
+from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.devices import GPUError, gpu_available, gpu_model
+from flashwright.workbench.bench.timing import CapturedCall, capture, replay_times_ms
+from flashwright.workbench.tuning.candidates import check_problems
+
+ROUNDS_PER_SWEEP = 3
+GUARD_ROWS = 64
+"""Rows of NaN behind every tensor of a check: reading them spoils the result, and writing them shows."""
+
+
+class KernelCrash(GPUError):
+    """A kernel brought the GPU's context down, so that this process cannot use it any more."""
+
+
+class Measurer(Protocol):
+    """What a search needs of a GPU: errors and times of the kernels for one problem."""
+
+    def error(self, config: KernelConfig) -> float:
+        """The largest relative error over the check problems; infinite or NaN if a result is unusable."""
+        ...
+
+    def sweep(self, configs: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
+        """Milliseconds of one launch of each, all measured in turns."""
+        ...
+
+
+class Machine(Protocol):
+    """A GPU to tune for."""
+
+    @property
+    def gpu(self) -> GPUModel: ...
+    @property
+    def shared_bytes_per_block(self) -> int: ...
+    def measurer(self, problem: TuningProblem) -> Measurer: ...
+
+
+@dataclass(frozen=True)
+class TorchMachine:
+    """PyTorch's current GPU."""
+
+    gpu: GPUModel
+    shared_bytes_per_block: int
+
+    def measurer(self, problem: TuningProblem) -> Measurer:
+        return GpuMeasurer(problem)
+
+
+def this_machine() -> TorchMachine | None:
+    """The GPU that `attention()` would use; None if there is none."""
+    if not gpu_available():
+        return None
+    import torch
+
+    index = torch.cuda.current_device()
+    most = torch.cuda.get_device_properties(index).shared_memory_per_block_optin
+    return TorchMachine(gpu_model(index), most)
+
+
+class GpuMeasurer:
+    """Runs kernels on random inputs on the current GPU."""
+
+    def __init__(self, problem: TuningProblem, device: str = "cuda") -> None:
+        import torch
+
+        self._problem = problem
+        try:
+            self._check = cache(partial(Check.of, device=device))
+            self._inputs = [
+                _random(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length)
+            ]
+            self._out = torch.empty_like(self._inputs[0])
+        except torch.OutOfMemoryError as error:
+            raise GPUError(f"the GPU has no memory left for {problem}; choose a smaller one") from error
+        self._stream = torch.cuda.Stream()
+        self._captured: dict[KernelConfig, CapturedCall] = {}
+
+    def error(self, config: KernelConfig) -> float:
+        return max(self._check(small).error(config) for small in check_problems(self._problem, config))
+
+    def sweep(self, configs: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
+        from flashwright.runtime.forward import run_forward
+
+        try:
+            for config in configs:
+                if config not in self._captured:
+                    call = partial(run_forward, config, *self._inputs, window=self._problem.window, out=self._out)
+                    self._captured[config] = capture(call, self._stream, launches=None)
+            measured = {config: self._captured[config] for config in configs}
+            return replay_times_ms(measured, self._stream, rounds=ROUNDS_PER_SWEEP)
+        except RuntimeError as error:
+            raise GPUError(f"timing {self._problem} failed: {error}") from error
+
+
+@dataclass(frozen=True)
+class Check:
+    """A small problem with its inputs and its result by definition."""
+
+    problem: TuningProblem
+    inputs: tuple[Any, Any, Any]
+    expected: Any
+
+    @classmethod
+    def of(cls, problem: TuningProblem, device: str) -> Check:
+        from flashwright.runtime.reference import attention_reference
+
+        q, k, v = (_guarded(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length))
+        for x in (q, k, v):
+            x.normal_()
+        expected, _ = attention_reference(q.double(), k.double(), v.double(), options=AttentionOptions(problem.window))
+        return cls(problem, (q, k, v), expected)
+
+    def error(self, config: KernelConfig) -> float:
+        """Relative, in the Frobenius norm; infinite if an element was not written or another one was."""
+        import torch
+
+        from flashwright.runtime.forward import run_forward
+
+        out = _guarded(self.problem, self.problem.q_length, self.expected.device)
+        try:
+            run_forward(config, *self.inputs, window=self.problem.window, out=out)
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise KernelCrash(f"{config} failed on {self.problem}: {error}") from error
+        behind = out._base[:, self.problem.q_length :]
+        relative = ((out.double() - self.expected).norm() / self.expected.norm()).item()
+        return relative if math.isfinite(relative) and behind.isnan().all().item() else math.inf
+
+
+def _torch_dtype(problem: TuningProblem) -> Any:
+    import torch
+
+    return {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}[problem.dtype]
+
+
+def _random(problem: TuningProblem, rows: int, device: str) -> Any:
+    import torch
+
+    shape = (problem.batch, rows, problem.heads, problem.d_head)
+    return torch.randn(shape, dtype=_torch_dtype(problem), device=device).transpose(1, 2)
+
+
+def _guarded(problem: TuningProblem, rows: int, device: Any) -> Any:
+    """NaNs of a tensor's shape, in front of rows that are not part of it."""
+    import torch
+
+    shape = (problem.batch, rows + GUARD_ROWS, problem.heads, problem.d_head)
+    whole = torch.full(shape, math.nan, dtype=_torch_dtype(problem), device=device)
+    return whole[:, :rows].transpose(1, 2)

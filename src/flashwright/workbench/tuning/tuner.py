@@ -1,0 +1,175 @@
+"""The whole of tuning one problem: enumerate, compile, check, time, store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from flashwright.choice.choose import default_config, untuned_config
+from flashwright.choice.currency import DIGEST, kernel_digest
+from flashwright.choice.database import TuningDatabase
+from flashwright.choice.lookup import shipped_results
+from flashwright.choice.problem import TuningProblem
+from flashwright.choice.results import Timing, TunedResult
+from flashwright.compiler.nvrtc import compiler_build
+from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import KernelConfig, Occasion
+from flashwright.kernels.registry import family_named
+from flashwright.workbench.environment import driver_version, flashwright_version, nvrtc_version_text, package_version
+from flashwright.workbench.tuning.candidates import Candidates, compile_candidates
+from flashwright.workbench.tuning.journal import SearchJournal, now, space_name
+from flashwright.workbench.tuning.measure import Machine
+from flashwright.workbench.tuning.reload import reload
+from flashwright.workbench.tuning.search import Stage, Wrong, check_all, halve
+from flashwright.workbench.tuning.space import Space, enumerate_space
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """All that came out of tuning one problem."""
+
+    problem: TuningProblem
+    gpu: str | None
+    arch: str
+    space: Space
+    candidates: Candidates | None
+    """None if the search was finished before and only its result was requested."""
+    wrong: tuple[Wrong, ...]
+    stages: tuple[Stage, ...]
+    incumbents: tuple[KernelConfig, ...]
+    """What would have been used so far, and without the user's own results; the first is in use."""
+    result: TunedResult | None
+    """None without a GPU."""
+    stored: TunedResult | None
+    """What is stored for such problems: the result, or a faster one that another process has found meanwhile."""
+    resumed: bool
+    seconds: float
+
+    @property
+    def final_timings(self) -> tuple[Timing, ...]:
+        if self.result is None:
+            return ()
+        return (self.result.best, *self.result.runners_up)
+
+    @property
+    def speedup(self) -> float | None:
+        """Over what was in use, as measured beside the winner; None if that was not."""
+        times = {timing.config: timing.time_ms for timing in self.final_timings}
+        before = times.get(self.incumbents[0]) if self.incumbents else None
+        return None if before is None or self.result is None else before / self.result.best.time_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "problem": self.problem.to_dict(),
+            "gpu": self.gpu,
+            "arch": self.arch,
+            "space": self.space.to_dict(),
+            "candidates": None if self.candidates is None else self.candidates.to_dict(),
+            "wrong": [{"config": w.config.short_form(), "error": _finite(w.error)} for w in self.wrong],
+            "stages": [{"candidates": len(stage.timings), "sweeps": stage.sweeps} for stage in self.stages],
+            "incumbents": [config.short_form() for config in self.incumbents],
+            "result": None if self.result is None else self.result.to_dict(),
+            "speedup": self.speedup,
+            "stored": None if self.stored is None else self.stored.to_dict(),
+            "resumed": self.resumed,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def _finite(error: float) -> float | None:
+    """JSON has no infinity."""
+    return error if error < float("inf") else None
+
+
+def tune(
+    problem: TuningProblem,
+    machine: Machine | None,
+    database: TuningDatabase,
+    *,
+    arch: str = "sm_90",
+    quick: bool = False,
+    limit: int | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> TuningReport:
+    """Finds and stores the fastest config for a problem; without a machine, reports what there is to time on `arch`."""
+    began = time.monotonic()
+    space = enumerate_space(problem, quick=quick, limit=limit)
+    if machine is None:
+        candidates = compile_candidates(space.configs, (), problem, arch, progress=progress)
+        seconds = time.monotonic() - began
+        return TuningReport(problem, None, arch, space, candidates, (), (), (), None, None, False, seconds)
+
+    reload()  # what is in use may have changed since this process looked
+    gpu = machine.gpu
+    incumbents = incumbent_configs(problem, gpu)
+    journal = SearchJournal.open(database, gpu.name, problem, space_name(space.configs), resume=resume)
+    outcome = _Outcome() if journal.result else _search(problem, machine, space, incumbents, journal, progress=progress)
+    result = outcome.result or journal.result
+    assert result is not None
+    stored = journal.finish(result) if outcome.result else database.result(*result.key)
+    reload()
+    seconds = time.monotonic() - began
+    return TuningReport(
+        problem, gpu.name, gpu.arch, space, outcome.candidates, outcome.wrong, outcome.stages, incumbents,
+        result, stored, journal.resumed, seconds,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a search found; empty if there was nothing left to search."""
+
+    result: TunedResult | None = None
+    candidates: Candidates | None = None
+    wrong: tuple[Wrong, ...] = ()
+    stages: tuple[Stage, ...] = ()
+
+
+def _search(
+    problem: TuningProblem,
+    machine: Machine,
+    space: Space,
+    incumbents: tuple[KernelConfig, ...],
+    journal: SearchJournal,
+    *,
+    progress: bool,
+) -> _Outcome:
+    candidates = compile_candidates(
+        space.configs, incumbents, problem, machine.gpu.arch,
+        shared_bytes_per_block=machine.shared_bytes_per_block, progress=progress,
+    )  # fmt: skip
+    configs = [candidate.config for candidate in candidates.survivors]
+    measurer = machine.measurer(problem)
+    right, wrong = check_all(configs, measurer, journal, progress=progress)
+    if not right:
+        raise ValueError(f"none of {len(configs)} kernels computes {problem}; nothing was stored")
+    stages = halve(right, incumbents, measurer, journal, progress=progress)
+    best, *runners_up = stages[-1].timings
+    result = TunedResult(machine.gpu.name, problem, best, tuple(runners_up), now(), _versions(best.config))
+    return _Outcome(result, candidates, tuple(wrong), tuple(stages))
+
+
+def incumbent_configs(problem: TuningProblem, gpu: GPUModel) -> tuple[KernelConfig, ...]:
+    """What a search has to beat: what is used now, what would be used without the user's database, and without any."""
+    kind = problem.kind
+    now_used = default_config(
+        problem.dtype, problem.d_head, causal=problem.causal, q_length=problem.q_length,
+        kv_length=problem.kv_length, gpu=gpu, family=problem.family,
+    )  # fmt: skip
+    shipped = [result.config for result in shipped_results() if result.key == (gpu.name, kind)]
+    occasion = Occasion(problem.dtype, problem.d_head, problem.causal, kind.q_bucket, kind.kv_bucket, gpu)
+    untuned = untuned_config(family_named(problem.family), occasion)
+    return tuple(dict.fromkeys((now_used, *shipped, untuned)))
+
+
+def _versions(config: KernelConfig) -> dict[str, str | None]:
+    return {
+        "flashwright": flashwright_version(),
+        DIGEST: kernel_digest(config),
+        "nvrtc": nvrtc_version_text(),
+        "compiler": compiler_build(),
+        "torch": package_version("torch"),
+        "driver": driver_version(),
+    }

@@ -1,0 +1,125 @@
+"""Which config is chosen: by the GPU's compute capability and shared memory, the problem, and what was requested."""
+
+from __future__ import annotations
+
+import pytest
+from tuning_fakes import untuned
+
+from flashwright import DType, Window
+from flashwright.choice import lookup
+from flashwright.choice.choose import best_family, chosen_config, default_config
+from flashwright.choice.problem import problem_of
+from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
+from flashwright.hardware.architectures import KIB, GPUModel
+from flashwright.kernels.family import Occasion
+from flashwright.kernels.registry import family_of
+from flashwright.problem.lengths import LONG, SHORT
+from flashwright.problem.window import FULL
+from flashwright.workbench.tuning.reload import reload
+
+UNKNOWN_HOPPER = GPUModel("NVIDIA Imaginary 9000", (9, 0), 228 * KIB)
+HOPPER = "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess"
+AMPERE = "(BF16, 128, 64, 64, 4): async+swizzled+load_0_2_2_tiles"
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_DIRECTORY_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(lookup, "shipped_results", lambda: iter(()))
+    reload()
+    yield
+    reload()
+
+
+def default(gpu: GPUModel | None, q_length: int = 2048, head_dim: int = 128, family: str | None = None):
+    return default_config(DType.BF16, head_dim, causal=False, q_length=q_length, kv_length=2048, gpu=gpu, family=family)
+
+
+# --- By the GPU --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "shared_kib", "family", "two_stages"),
+    [
+        ("NVIDIA H200", (9, 0), 228, "hopper", None),
+        ("NVIDIA GH200 480GB", (9, 0), 228, "hopper", None),
+        ("a name that nobody has heard of", (9, 0), 228, "hopper", None),
+        ("NVIDIA B200", (10, 0), 228, "ampere", True),
+        ("NVIDIA B300", (10, 3), 228, "ampere", True),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), 164, "ampere", False),
+        ("NVIDIA GeForce RTX 4090", (8, 9), 100, "ampere", False),
+        ("NVIDIA H200 in name only", (8, 6), 100, "ampere", False),
+    ],
+)
+def test_a_gpu_is_known_by_its_capability_and_shared_memory_whatever_its_name(
+    name, capability, shared_kib, family, two_stages
+):
+    config = default(GPUModel(name, capability, shared_kib * KIB))
+    assert family_of(config).name == family
+    assert two_stages is None or config.two_kv_stages is two_stages
+
+
+def test_without_a_gpu_the_first_family_serves():
+    assert family_of(default(None)).name == "ampere"
+    assert not default(None).two_kv_stages
+
+
+def test_a_few_rows_on_a_hopper_gpu_are_computed_by_the_ampere_family():
+    def family(q_bucket: str) -> str:
+        return best_family(Occasion(DType.BF16, 128, False, q_bucket, LONG, UNKNOWN_HOPPER)).name
+
+    assert (family(SHORT), family(LONG)) == ("ampere", "hopper")
+    assert family_of(default(UNKNOWN_HOPPER, q_length=64)).name == "ampere"
+    assert family_of(default(UNKNOWN_HOPPER, q_length=65)).name == "hopper"
+
+
+def test_a_head_dimension_is_padded_to_the_next_of_the_chosen_family():
+    assert default(UNKNOWN_HOPPER, head_dim=32).d_head == 64
+    assert default(UNKNOWN_HOPPER, head_dim=32, family="ampere").d_head == 32
+    assert default(None, head_dim=136).d_head == 160
+
+
+def test_what_nobody_measured_is_chosen_by_experience():
+    assert default(UNKNOWN_HOPPER) == untuned(problem_of(family="hopper", q_length=2048), UNKNOWN_HOPPER)
+    assert default(None) == untuned(problem_of(q_length=2048), None)
+
+
+# --- By request --------------------------------------------------------------------------------------------------
+
+
+def chosen(config, *, dtype=DType.BF16, head_dim=128, family=None, window=FULL):
+    return chosen_config(dtype, head_dim, window, 2048, 2048, gpu=UNKNOWN_HOPPER, config=config, family=family)
+
+
+@pytest.mark.parametrize("text", [AMPERE, HOPPER])
+def test_a_requested_config_is_used_as_it_is(text):
+    config = chosen(text)
+    assert str(config) == text
+    assert chosen(config) == config
+    assert chosen(config, head_dim=40) == config
+    assert chosen(config, window=Window(right=0), family=family_of(config).name) == config
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_without_a_request_the_default_is_used(nothing):
+    assert chosen(nothing) == default(UNKNOWN_HOPPER)
+    assert chosen(nothing, family="ampere") == default(UNKNOWN_HOPPER, family="ampere")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": HOPPER, "family": "ampere"}, "is not of the ampere family, which was requested too"),
+        ({"config": AMPERE, "dtype": DType.FP16}, "computes BF16, but q is FP16"),
+        ({"config": AMPERE, "head_dim": 136}, "computes head dimensions up to 128, but q has 136"),
+        ({"config": None, "family": "nope"}, "family: 'nope' is not known; allowed: ampere, hopper"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_refused_with_both_sides(options, message):
+    with pytest.raises(ValueError, match=message):
+        chosen(**options)
+
+
+def test_what_is_no_config_is_a_type_error():
+    with pytest.raises(TypeError, match="int is not a config of any kernel family; known: FlashForwardKernelConfig"):
+        chosen(7)

@@ -1,0 +1,218 @@
+"""`flashwright bench`: the command, its tables and its plots."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from bench_fakes import THREE, FakeMachine, a_result, found
+from command_line import flashwright
+from rich.console import Console
+
+import flashwright.cli.bench as command
+from flashwright import DType
+from flashwright.workbench.bench.figures import save_figure
+from flashwright.workbench.bench.grid import Cell, grid
+from flashwright.workbench.bench.grid_plot import grid_figure, length_text
+from flashwright.workbench.bench.results import OURS, BenchResult, read_result, write_result
+
+CONFIG = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+
+
+@pytest.fixture
+def result() -> BenchResult:
+    return a_result()
+
+
+# --- The command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """A machine with a GPU whose every time is written down."""
+    machine = FakeMachine()
+    monkeypatch.setattr(command, "gpu_available", lambda: True)
+    monkeypatch.setattr(command, "GPUMachine", lambda: machine)
+    monkeypatch.setattr(command, "_implementations", lambda config, peers: THREE)
+    return machine
+
+
+def test_without_a_gpu_bench_says_what_it_needs_and_what_works(monkeypatch):
+    monkeypatch.setattr(command, "gpu_available", lambda: False)
+    code, out, error = flashwright("bench")
+    assert (code, out) == (1, "")
+    assert "GPU" in error
+    assert "PyTorch" in error
+    assert "flashwright ladder" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--peers", "sdpa-fa3"), "did you mean 'sdpa-fa2'?"),
+        (("--peers", "flex,unheard-of"), "'unheard-of' is not known"),
+        (("--seqlen", "0"), "seqlen: 0"),
+        (("--dtype", "fp8"), "FP16, BF16"),
+        (("--d-head", "100"), "d_head: 100"),
+        (("--heads", "-1"), "heads: -1"),
+        (("--config", "(BF16, 64, 64, 64, 4): nonsense"), "nonsense"),
+        (("--config", "(BF16, 64, 64, 64, 4): load_3_3_3_tiles"), "power of two"),
+        (("--config", CONFIG, "--d-head", "128"), "up to 64"),
+        (("--config", CONFIG, "--dtype", "fp16"), "computes BF16, not FP16"),
+        (("--output", "/nowhere/at/all/result.json"), "does not exist"),
+        (("--plot", "picture.gif"), ".png or .svg"),
+        (("--from", "missing.json"), "missing.json"),
+        (("--from", "missing.json", "--seqlen", "512"), "--seqlen do not go with it"),
+    ],
+)
+def test_bad_arguments_are_one_message_before_anything_is_measured(arguments, message, fake_gpu):
+    code, out, error = flashwright("bench", *arguments)
+    assert (code, out) == (1, "")
+    assert message in error
+    assert "Traceback" not in error
+    assert fake_gpu.cells == []
+
+
+def test_flags_choose_the_cells(fake_gpu):
+    flags = "--d-head 64 --d-head 96 --seqlen 2048 --seqlen 100 --causal --dtype fp16 --batch 2 --heads 8 --kv-heads 2"
+    code, _, error = flashwright("bench", *flags.split(), "--json")
+    assert code == 0, error
+    assert fake_gpu.cells == [
+        Cell(DType.FP16, d_head, True, length, 2, 8, 2) for d_head in (64, 96) for length in (100, 2048)
+    ]
+
+
+def test_a_given_config_decides_dtype_and_head_dimension(fake_gpu):
+    code, _, error = flashwright("bench", "--config", CONFIG, "--full", "--json")
+    assert code == 0, error
+    assert {(cell.dtype, cell.d_head, cell.causal) for cell in fake_gpu.cells} == {(DType.BF16, 64, False)}
+
+
+def test_bench_writes_its_result_with_the_environment_and_prints_the_same_json(fake_gpu, tmp_path):
+    path = tmp_path / "result.json"
+    code, out, error = flashwright("bench", "--d-head", "64", "--peers", "sdpa-fa2", "--json", "--output", str(path))
+    assert code == 0, error
+    document = json.loads(out)
+    assert document == json.loads(path.read_text())
+    assert document.keys() == {
+        "format", "complete", "environment", "arguments", "peak_tflops", "geometric_means", "missing", "cells",
+    }  # fmt: skip
+    assert document["environment"].keys() >= {"gpu", "driver", "torch", "cuda", "nvrtc", "flashwright", "date"}
+    assert document["arguments"] == {"d_head": [64], "peers": ["sdpa-fa2"]}
+    assert len(document["cells"]) == 12
+    measured = document["cells"][0]["implementations"][OURS]
+    assert measured.keys() == {"gpu_ms", "host_us", "relative_error", "kernel", "tflops", "percent_of_peak"}
+    assert document["geometric_means"] == {"sdpa-fa2": pytest.approx(1.5), "sdpa-cudnn": pytest.approx(0.5)}
+
+
+def test_ctrl_c_writes_the_cells_measured_so_far_and_marks_them_incomplete(fake_gpu, tmp_path):
+    fake_gpu.interrupted_at = 3
+    path = tmp_path / "result.json"
+    code, out, error = flashwright("bench", "--output", str(path), "--plot", str(tmp_path))
+    assert code == 130
+    assert "3 cells were measured" in error
+    stored = read_result(path)
+    assert len(stored.cells) == 3
+    assert not stored.complete
+    assert "incomplete" in out
+    assert (tmp_path / "bench.svg").exists()
+    code, out, _ = flashwright("bench", "--from", str(path))
+    assert code == 0
+    assert "incomplete" in out
+
+
+def test_ctrl_c_before_the_first_cell_leaves_a_result_without_cells(fake_gpu, tmp_path):
+    fake_gpu.interrupted_at = 0
+    path = tmp_path / "result.json"
+    code, _, _ = flashwright("bench", "--output", str(path), "--plot", str(tmp_path / "bench.png"))
+    assert code == 130
+    assert read_result(path).cells == ()
+
+
+def test_a_run_in_which_ours_never_worked_fails(fake_gpu):
+    fake_gpu.errors = {OURS: 1.0}
+    code, out, error = flashwright("bench", "--d-head", "64")
+    assert code == 1
+    assert "wrong output" in error
+    assert "FlashAttention-2" in out  # what the others did is shown all the same
+
+
+# --- Tables --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_result_is_shown_anywhere(result, tmp_path):
+    path = tmp_path / "result.json"
+    write_result(path, result)
+    code, out, error = flashwright("bench", "--from", str(path))
+    assert code == 0, error
+    for title in ("d_head 64, full", "d_head 64, causal", "d_head 128, full", "d_head 128, causal"):
+        assert title in out
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "│" in line]
+    assert ["", "flashwright", "400", "400", "400", "", ""] in rows
+    assert ["", "÷ FlashAttention-2 (SDPA)", "1.25", "1.25", "1.25", "1.250", ""] in rows
+    assert ["", "÷ cuDNN (SDPA)", "0.50", "0.50", "–", "0.500", ""] in rows
+    assert ["", "% of matrix-product peak", "50", "50", "50", "", ""] in rows
+    assert ["", "cuDNN (SDPA)", "8", "0.500", "800", "100", "1.0e-03", "20", ""] in rows
+    assert "not measured: FlashAttention-3: No module named 'fa3'" in out
+    assert "not measured in 4 of 12 cells: cuDNN (SDPA): RuntimeError: no [such] kernel" in out
+    assert "NVIDIA Imaginary" in out
+    assert "2026-01-02" in out
+
+
+def test_the_tables_of_the_default_grid_fit_80_columns(result):
+    cells = tuple(found(cell, ours=1.0, fa2=1.0, cudnn=1.0) for cell in grid())
+    console = Console(width=80, record=True, file=io.StringIO())
+    command._print_result(console, replace(result, cells=cells, missing={}))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+
+
+# --- Plots ---------------------------------------------------------------------------------------------------------
+
+
+def texts_of(svg: Path) -> str:
+    return "\n".join("".join(element.itertext()) for element in ElementTree.parse(svg).iter() if "text" in element.tag)
+
+
+def test_plots_are_png_and_svg_with_the_implementations_and_units_named(result, tmp_path):
+    path = tmp_path / "result.json"
+    write_result(path, result)
+    code, _, error = flashwright("bench", "--from", str(path), "--plot", str(tmp_path))
+    assert code == 0, error
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    texts = texts_of(tmp_path / "bench.svg")
+    for text in ("flashwright", "FlashAttention-2 (SDPA)", "cuDNN (SDPA)", "TFLOP/s", "sequence length", "16k"):
+        assert text in texts
+    for text in ("d_head 64, full", "d_head 128, causal", "matrix-product peak", "NVIDIA Imaginary", "BF16"):
+        assert text in texts
+
+
+def test_the_same_result_gives_the_same_picture(result, tmp_path):
+    for name in ("a.svg", "b.svg", "a.png", "b.png"):
+        save_figure(grid_figure(result), [tmp_path / name])
+    for suffix in ("svg", "png"):
+        assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+def test_a_grid_with_holes_and_one_length_is_drawn(result, tmp_path):
+    cells = tuple(c for c in result.cells if c.cell.length == 512 and (c.cell.d_head, c.cell.causal) != (64, True))
+    save_figure(grid_figure(replace(result, cells=cells, peak_tflops=None, complete=False)), [tmp_path / "x.svg"])
+    assert "incomplete" in texts_of(tmp_path / "x.svg")
+
+
+@pytest.mark.parametrize(("length", "text"), [(512, "512"), (1024, "1k"), (16_384, "16k"), (1000, "1000")])
+def test_lengths_are_written_short(length, text):
+    assert length_text(length) == text
+
+
+def test_every_line_fits_its_panel_even_above_the_measured_peak(result):
+    figure = grid_figure(replace(result, peak_tflops=1.0))
+    for axis in figure.axes:
+        for line in axis.lines:
+            assert max(y for y in line.get_ydata() if y == y) < axis.get_ylim()[1]

@@ -1,0 +1,181 @@
+"""What the tests on a GPU share: problems in its memory, the truth about them, and how accurate PyTorch is on them.
+
+"As accurately as PyTorch" is at most 1.3 times the error, against float64, of PyTorch's FlashAttention on the same
+inputs; where that does not compute a problem, of PyTorch's memory-efficient kernel, or of the eager computation in the
+same dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from attention_cases import relative_error
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashwright.choice.choose import chosen_config
+from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.forward.launch import forward_variant
+from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.window import Window
+from flashwright.runtime.compiling import compile_all
+from flashwright.runtime.devices import gpu_model
+from flashwright.runtime.reference import attention_reference, visible_keys
+
+ERROR_OVER_PYTORCH = 1.3
+ERROR = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Relative, in the Frobenius norm: a few roundings of P and O to the dtype."""
+TORCH_DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
+
+
+# --- This machine ----------------------------------------------------------------------------------------------------
+
+
+def this_gpu() -> GPUModel:
+    return gpu_model(torch.cuda.current_device())
+
+
+def this_arch() -> str:
+    return this_gpu().arch
+
+
+# --- Problems --------------------------------------------------------------------------------------------------------
+
+
+def some(
+    dtype: Any = None,
+    q_shape: tuple[int, ...] = (2, 4, 300, 64),
+    kv_shape: tuple[int, ...] = (2, 2, 500, 64),
+    *,
+    grad: bool = False,
+    seed: int = 3,
+) -> tuple[Any, Any, Any]:
+    """Standard normal q, k and v."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    q, k, v = (
+        torch.randn(s, generator=generator, device="cuda").to(dtype or torch.bfloat16).requires_grad_(grad)
+        for s in (q_shape, kv_shape, kv_shape)
+    )
+    return q, k, v
+
+
+def options_of(options: dict[str, Any]) -> AttentionOptions:
+    """The keyword arguments of `attention()` as one value."""
+    return AttentionOptions.of(**options)
+
+
+def window_of(options: dict[str, Any]) -> Window:
+    return options_of(options).window
+
+
+def starts_of(lengths: list[int], first: int = 0) -> Any:
+    """cu_seqlens of sequences of these lengths, on the GPU."""
+    ends = torch.tensor([first, *lengths]).cumsum(0)
+    return ends.to(device="cuda", dtype=torch.int32)
+
+
+def poison(like: Any, count: int = 4) -> None:
+    """Fills memory that the next tensors of this size will get with NaN."""
+    spoilt = [torch.full_like(like, math.nan, memory_format=torch.contiguous_format) for _ in range(count)]
+    spoilt += [torch.full(like.shape[:-1], math.nan, dtype=torch.float32, device=like.device) for _ in range(count)]
+    torch.cuda.synchronize()
+    del spoilt
+
+
+# --- Kernels ---------------------------------------------------------------------------------------------------------
+
+
+def config_for(
+    q: Any, k: Any, options: dict[str, Any], family: str | None, lengths: tuple[int, int] | None = None
+) -> KernelConfig:
+    """What `attention()` uses for these tensors, or for packed sequences of up to these lengths."""
+    rows, keys = lengths or (q.shape[2], k.shape[2])
+    return chosen_config(
+        DType.parse(str(q.dtype)), q.shape[3], window_of(options), rows, keys, gpu=this_gpu(), family=family
+    )
+
+
+def compile_with_and_without_lse(
+    config: KernelConfig, q: Any, k: Any, options: AttentionOptions, *, packed: bool = False
+) -> None:
+    """Both kernels at the same time, into the cache of the run; a call would compile one after the other."""
+    variant = forward_variant(
+        config, options, head_dim=q.shape[3], grouped_heads=q.shape[1] != k.shape[1], packed=packed, returns_lse=True
+    )
+    pair = [(config, variant), (config, replace(variant, returns_lse=False))]
+    compile_all(pair, this_arch(), progress=False)
+
+
+# --- The truth -------------------------------------------------------------------------------------------------------
+
+
+def truth(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Output and log-sum-exp in float64."""
+    return attention_reference(q.double(), k.double(), v.double(), options=options_of(options))
+
+
+def packed_truth(
+    q: Any, k: Any, v: Any, q_starts: Any, kv_starts: Any, options: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of (1, heads, rows, head_dim) tensors that hold sequences one after the other; rows of none are 0, -inf."""
+    out = torch.zeros_like(q, dtype=torch.float64, memory_format=torch.contiguous_format)
+    lse = torch.full(q.shape[:3], -math.inf, dtype=torch.float64, device=q.device)
+    for rows, keys in zip(pairwise(q_starts.tolist()), pairwise(kv_starts.tolist()), strict=True):
+        row, key = slice(*rows), slice(*keys)
+        if row.start < row.stop and key.start < key.stop:
+            out[:, :, row], lse[:, :, row] = truth(q[:, :, row], k[:, :, key], v[:, :, key], options)
+    return out, lse
+
+
+def by_pytorch(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
+    """The same by PyTorch's fastest kernel that computes it; rows without keys are 0."""
+    window, scale = window_of(options), options.get("scale")
+    same_corner = window.bottom_right or q.shape[2] == k.shape[2]
+    if not options.get("softcap") and same_corner:
+        out, *_ = torch.ops.aten._flash_attention_forward(
+            *(x.transpose(1, 2) for x in (q, k, v)), None, None, q.shape[2], k.shape[2], 0.0, False, False,
+            scale=scale, window_size_left=window.left, window_size_right=window.right,
+        )  # fmt: skip
+        return out.transpose(1, 2)
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    visible = visible_keys(window, q.shape[2], k.shape[2], device=q.device)
+    if not options.get("softcap"):
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION]):
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+    else:
+        cap = options["softcap"]
+        scores = cap * torch.tanh((q @ k.mT).float() * ((scale or q.shape[3] ** -0.5) / cap))
+        if visible is not None:
+            scores = scores.masked_fill(~visible, -math.inf)
+        out = torch.softmax(scores, dim=-1).to(q.dtype) @ v
+    if visible is not None:
+        out = out.masked_fill(~visible.any(dim=-1, keepdim=True), 0)
+    return out
+
+
+# --- Comparing -------------------------------------------------------------------------------------------------------
+
+
+def assert_right(out: Any, expected: Any) -> None:
+    """Within rounding of float64's result."""
+    assert not out.isnan().any().item(), f"{out.isnan().sum().item()} of {out.numel()} elements are NaN"
+    assert relative_error(out, expected) <= ERROR[out.dtype]
+
+
+def assert_as_accurate(out: Any, expected: Any, pytorchs: Any) -> None:
+    assert not out.isnan().any().item()
+    # Where PyTorch is exact (one key: the output is v), rounding the truth is still allowed for.
+    bound = max(relative_error(pytorchs, expected), relative_error(expected.to(out.dtype), expected))
+    assert relative_error(out, expected) <= ERROR_OVER_PYTORCH * bound
+
+
+def assert_close_lse(lse: Any, expected: Any) -> None:
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close(lse.double(), expected, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,178 @@
+"""`attn_implementation="flashwright"` in Hugging Face transformers, on tiny random models on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
+
+from flashwright import integrations
+from flashwright.integrations.transformers import attention_forward, attention_mask, register
+
+VOCABULARY = 97
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+MODELS = {
+    "Llama": {},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "Qwen3": {"head_dim": 24},
+    "Gemma2": {"head_dim": 16, "sliding_window": 6, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setattr(integrations, "_said", set())
+    register()
+    register()
+
+
+@cache
+def model(family: str) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **MODELS[family])
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def tokens(rows: int = 13) -> Any:
+    return torch.randint(0, VOCABULARY, (2, rows), generator=torch.Generator().manual_seed(1))
+
+
+def by(implementation: str, family: str, what: Any) -> Any:
+    one = model(family)
+    one.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return what(one)
+
+
+def peer(family: str) -> str:
+    """What to compare with: SDPA, unless it ignores what the model asks for."""
+    return "eager" if "attn_logit_softcapping" in MODELS[family] else "sdpa"
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_logits_are_the_same(family):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logits = by("flashwright", family, lambda m: m(tokens()).logits)
+    torch.testing.assert_close(logits, by(peer(family), family, lambda m: m(tokens()).logits), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("cache_implementation", [None, "static"])
+def test_generation_with_a_cache_is_the_same(family, cache_implementation):
+    def generated(m: Any) -> Any:
+        return m.generate(
+            tokens(), max_new_tokens=10, do_sample=False, pad_token_id=0, disable_compile=True,
+            cache_implementation=cache_implementation,
+        )  # fmt: skip
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if cache_implementation else "error")
+        actual = by("flashwright", family, generated)
+    assert torch.equal(actual, by(peer(family), family, generated))
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_rows_added_to_a_cache_several_at_a_time_see_all_before_them(family):
+    def in_two_parts(m: Any) -> Any:
+        first = m(tokens()[:, :9], use_cache=True)
+        return m(tokens()[:, 9:], past_key_values=first.past_key_values).logits
+
+    expected = by(peer(family), family, lambda m: m(tokens()).logits[:, 9:])
+    torch.testing.assert_close(by("flashwright", family, in_two_parts), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_padded_batches_go_to_pytorch_with_one_warning(family):
+    mask = torch.ones(2, 13, dtype=torch.long)
+    mask[0, :4] = 0
+    with pytest.warns(UserWarning, match="a mask that is more than causal") as said:
+        logits = by("flashwright", family, lambda m: m(tokens(), attention_mask=mask).logits)
+    assert len(said) == 1
+    expected = by(peer(family), family, lambda m: m(tokens(), attention_mask=mask).logits)
+    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    first, second = tokens()[:1, :5], tokens()[1:, :8]
+    starts = torch.tensor([0, 5, 13], dtype=torch.int32)
+
+    def packed(m: Any) -> Any:
+        return m(
+            torch.cat((first, second), dim=1), position_ids=torch.cat((torch.arange(5), torch.arange(8)))[None],
+            cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=8, max_length_k=8,
+        ).logits  # fmt: skip
+
+    actual = by("flashwright", "Llama", packed)
+    expected = [by("sdpa", "Llama", lambda m, x=x: m(x).logits) for x in (first, second)]
+    torch.testing.assert_close(actual, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-5)
+
+
+def test_training_gives_the_same_gradients():
+    gradients = {}
+    for implementation in ("flashwright", "sdpa"):
+        one = model("Llama")
+        one.set_attn_implementation(implementation)
+        one.zero_grad()
+        one(tokens(), labels=tokens()).loss.backward()
+        gradients[implementation] = [p.grad.clone() for p in one.parameters()]
+    for a, b in zip(*gradients.values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_model_has_no_graph_breaks():
+    torch._dynamo.reset()
+    one = model("Llama")
+    one.set_attn_implementation("flashwright")
+    with torch.no_grad():
+        expected = one(tokens(), use_cache=False).logits
+        actual = torch.compile(one, fullgraph=True, backend="aot_eager")(tokens(), use_cache=False).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_sinks_are_refused_by_name():
+    q = torch.randn(1, 2, 3, 16)
+    with pytest.raises(NotImplementedError, match="s_aux"):
+        attention_forward(torch.nn.Module(), q, q, q, None, s_aux=torch.ones(2))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])
+def test_bidirectional_attention_and_fallbacks_see_the_same_keys(dropout):
+    module = torch.nn.Module()
+    q = torch.randn(1, 2, 7, 16)
+    for options in ({"is_causal": False}, {"is_causal": True}, {"is_causal": True, "sliding_window": 3}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out, _ = attention_forward(module, q[:, :, 4:], q, q, None, dropout=dropout, **options)
+        if options["is_causal"]:
+            window = options.get("sliding_window", 99)
+            visible = [[i - window < j <= i for j in range(7)] for i in range(4, 7)]
+        else:
+            visible = [[True] * 7] * 3
+        expected = torch.nn.functional.scaled_dot_product_attention(q[:, :, 4:], q, q, attn_mask=torch.tensor(visible))
+        torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_only_what_the_kernels_cannot_know_becomes_a_mask():
+    common = {"batch_size": 2, "kv_length": 8, "device": "cpu", "config": None}
+    assert attention_mask(**common, q_length=8) is None
+    assert attention_mask(**common, q_length=3, q_offset=5) is None
+    assert attention_mask(**common, q_length=8, attention_mask=torch.ones(2, 8, dtype=torch.bool)) is None
+    room_for_more = attention_mask(**common, q_length=3, q_offset=0)
+    assert room_for_more.shape == (2, 1, 3, 8) and room_for_more[0, 0].sum() == 6
+    padded = torch.ones(2, 8, dtype=torch.bool)
+    padded[0, 0] = False
+    assert attention_mask(**common, q_length=8, attention_mask=padded).shape == (2, 1, 8, 8)

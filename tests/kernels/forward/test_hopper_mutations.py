@@ -1,0 +1,270 @@
+"""The Hopper kernel with one synchronisation broken: the simulated GPU names what is wrong with it.
+
+A mutation is given by the line of CUDA that it breaks. What the compiler made of that line is found in the PTX, by the
+locations that the compiler leaves there, and changed there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashwright import AttentionVariant, HopperForwardKernelConfig, Kernel, compile_kernel, parse_hopper_config
+from flashwright.kernels.forward.hopper.source import hopper_kernel_source
+from flashwright.kernels.source import device_headers
+from flashwright.problem.dtypes import NUMPY_DTYPES
+from flashwright.problem.reference import reference_forward, relative_error
+from flashwright.runtime.simulated import ForwardSimulation, simulate_forward
+from flashwright.simulator.errors import SimulationError
+from flashwright.simulator.ptx.parser import parse
+from flashwright.simulator.ptx.syntax import Instruction, SourceLocation
+
+CONFIG = parse_hopper_config("hopper (FP16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy+guess")
+
+
+# --- The kernel, as it is and broken -----------------------------------------------------------------------------
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(NUMPY_DTYPES[CONFIG.dtype])
+
+
+def run_several_tiles() -> ForwardSimulation:
+    """More tiles for a thread block than slots of Q, more steps than stages: every barrier goes through several
+    phases."""
+    return run_right(random(1, 5, 256, 64), random(1, 5, 96, 64))
+
+
+def run_growing() -> ForwardSimulation:
+    """Few of a warpgroup's rows have maxima that grow by much, so that few threads find their guess wrong."""
+    q, k = random(1, 1, 128, 64), random(1, 1, 256, 64)
+    q[:, :, 3::64] *= 5
+    return run_right(q, k * np.linspace(4, 1, 256, dtype=k.dtype)[:, None])
+
+
+def run_ahead() -> ForwardSimulation:
+    """More stages of K than slots of Q, and tiles of one step: only Q's own barriers hold the producer back."""
+    return run_right(random(1, 5, 256, 64), random(1, 5, 32, 64), replace(CONFIG, kv_stages=3))
+
+
+def run_right(q: np.ndarray, k: np.ndarray, config: HopperForwardKernelConfig = CONFIG) -> ForwardSimulation:
+    v = random(*k.shape)
+    done = simulate_forward(config, q, k, v)
+    assert relative_error(done.output, reference_forward(q, k, v)[0]) < 5e-4
+    return done
+
+
+def run_packed() -> ForwardSimulation:
+    """A sequence that ends within a block; in the next one there is infinity."""
+    q, k, v = random(1, 1, 80, 64), random(1, 1, 80, 64), random(1, 1, 80, 64)
+    v[:, :, 40:] = np.inf
+    starts = np.array([0, 40, 80], np.int32)
+    done = simulate_forward(CONFIG, q, k, v, starts=(starts, starts), max_lengths=(40, 40))
+    first = (x[:, :, :40] for x in (q, k, v))
+    assert relative_error(done.output[:, :, :40], reference_forward(*first)[0]) < 5e-4
+    return done
+
+
+RUNS: dict[str, Callable[[], ForwardSimulation]] = {
+    "several tiles": run_several_tiles,
+    "growing maxima": run_growing,
+    "ahead": run_ahead,
+    "packed": run_packed,
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=list(RUNS))
+def test_the_kernel_is_sound_before_it_is_mutated(run):
+    run()
+
+
+@cache
+def source_lines(file: str) -> list[str]:
+    headers = dict(hopper_kernel_source(CONFIG).headers)
+    return headers[file].splitlines() if file in headers else []
+
+
+def lines_of(place: SourceLocation | None) -> Iterator[str]:
+    """The source line of a place, and those that it was inlined at, outwards."""
+    while place is not None:
+        lines = source_lines(place.file)
+        if 0 < place.line <= len(lines):
+            yield lines[place.line - 1].strip()
+        place = place.inlined_at
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A change of every instruction of an opcode that comes from a source line, by way of another if that is given."""
+
+    line: str
+    opcode: str
+    kinds: set[str]
+    """What it may be reported as."""
+    by_way_of: str = ""
+    change: Callable[[str], str] = lambda instruction: ""
+    run: Callable[[], ForwardSimulation] = run_several_tiles
+
+    def concerns(self, item: Any) -> bool:
+        if not isinstance(item, Instruction) or not re.match(self.opcode, item.opcode):
+            return False
+        lines = list(lines_of(item.source))
+        return all(any(text in line for line in lines) for text in (self.line, self.by_way_of))
+
+    def apply(self, ptx: str) -> str:
+        (function,) = (function for function in parse(ptx).functions.values() if function.is_entry)
+        lines = ptx.splitlines()
+        places = [item.ptx_line - 1 for item in function.body if self.concerns(item)]
+        assert places, f"no {self.opcode} comes from `{self.line}`; has the kernel changed?"
+        for place in places:
+            lines[place] = self.change(lines[place])
+        return "\n".join(lines)
+
+
+def returning_at_once(instruction: str) -> str:
+    """A wait that returns at once: what it waits for counts as there."""
+    predicate = re.search(r"try_wait\S*\s+(\w+),", instruction)
+    assert predicate is not None
+    return f"setp.eq.u32 {predicate[1]}, 0, 0;"
+
+
+def announcing(bytes_: int) -> Callable[[str], str]:
+    return lambda instruction: re.sub(r"%r\d+;", f"{bytes_};", instruction)
+
+
+def among_lanes(instruction: str) -> str:
+    """A vote of one warp alone."""
+    any_, passed = vote_operands(instruction)
+    return f"vote.sync.any.pred {any_}, {passed}, 0xffffffff;"
+
+
+def without_the_last_warp(instruction: str) -> str:
+    """A vote that a warpgroup's last warp does not go to."""
+    any_, passed = vote_operands(instruction)
+    return f"""{{
+        .reg .b32 warp;
+        .reg .pred votes;
+        mov.u32 warp, %tid.x;
+        and.b32 warp, warp, 96;
+        setp.ne.u32 votes, warp, 96;
+        mov.pred {any_}, {passed};
+        @votes {instruction}
+    }}"""
+
+
+def vote_operands(instruction: str) -> tuple[str, str]:
+    found = re.search(r"bar\.red\.or\.pred\s+(\w+),.*?(\w+);", instruction)
+    assert found is not None
+    return found[1], found[2]
+
+
+def no_wait(line: str, *kinds: str) -> Mutation:
+    return Mutation(line, r"mbarrier\.try_wait", set(kinds), change=returning_at_once)
+
+
+def no_release(line: str) -> Mutation:
+    return Mutation(line, r"mbarrier\.arrive", {"deadlock"})
+
+
+SYNC, ARRIVE = r"(bar|barrier)(\.cta)?\.sync", r"(bar|barrier)(\.cta)?\.arrive"
+ANNOUNCEMENT = "mbarrier_arrive_expecting(slot.full, panels * panel_bytes<rows>);"
+ISSUE_SCORES, ISSUE_OUTPUT = "issue_shared_shared<", "issue_registers_shared<"
+CLEARED = "named_barrier_sync(barriers::V_cleared, consumer_threads);"
+VOTE = "named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, guess.fails)"
+# What shows first depends on who comes first: the next copy, the products that read, or the second announcement.
+OVERWRITTEN = ("race", "async-copy", "mbarrier")
+# Registers of products in flight are touched, or the tiles that they read overwritten.
+UNFINISHED = {"wgmma", "race"}
+MUTATIONS = {
+    "K is read before it has arrived": no_wait("K.wait_until_full(K_place.lap);", "async-copy"),
+    "V is read before it has arrived": no_wait("V.wait_until_full(V_place.lap);", "async-copy"),
+    "Q is read before it has arrived": no_wait("Q().wait_until_full(Q_place.lap);", "async-copy"),
+    "K is overwritten while it is read": no_wait("slot.wait_until_empty(K_place.lap);", *OVERWRITTEN),
+    "V is overwritten while it is read": no_wait("slot.wait_until_empty(V_place.lap);", *OVERWRITTEN),
+    "Q is overwritten while it is read": replace(
+        no_wait("slot.wait_until_empty(Q_place.lap);", *OVERWRITTEN), run=run_ahead
+    ),
+    "K is never released": no_release("shared.K(K_place.stage).release();"),
+    "V is never released": no_release("shared.V(V_place.stage).release();"),
+    "Q is never released": no_release("Q().release();"),
+    "a tile is heard of before it is announced": no_wait(
+        "slot.wait_until_full(place.lap);", "race", "uninitialised-shared"
+    ),
+    "an announcement is overwritten while it is read": no_wait("slot.wait_until_empty(place.lap);", "race"),
+    "a tile is never announced": no_release("mbarrier_arrive(slot.full);"),
+    "an announcement is never released": no_release("slot.release();"),
+    "a warp does not vote on its warpgroup's guess": Mutation(
+        VOTE, r"bar\.red", {"deadlock"}, change=without_the_last_warp
+    ),
+    "every warp decides alone whether its guess was right": Mutation(
+        VOTE, r"bar\.red", {"deadlock"}, change=among_lanes, run=run_growing
+    ),
+    "scores are used before they are there": Mutation("wgmma_wait_group<1>();", r"wgmma\.wait_group", UNFINISHED),
+    "O is used before it is there": Mutation(
+        "wgmma_wait_group<0>();", r"wgmma\.wait_group", UNFINISHED, "finish_output();"
+    ),
+    "the products of the scores are no group": Mutation(
+        "wgmma_commit_group();", r"wgmma\.commit_group", UNFINISHED, ISSUE_SCORES
+    ),
+    "the products with P are no group": Mutation(
+        "wgmma_commit_group();", r"wgmma\.commit_group", UNFINISHED, ISSUE_OUTPUT
+    ),
+    "no fence before the scores": Mutation("wgmma_fence();", r"wgmma\.fence", {"wgmma"}, ISSUE_SCORES),
+    "no fence before the product with P": Mutation("wgmma_fence();", r"wgmma\.fence", {"wgmma"}, ISSUE_OUTPUT),
+    "more bytes are announced than come": Mutation(
+        ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(2**19)
+    ),
+    "fewer bytes are announced than come": Mutation(
+        ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(16)
+    ),
+    "a turn is never passed on": Mutation("turns.pass();", ARRIVE, {"deadlock"}),
+    "the producer keeps its registers": Mutation(
+        "give_registers_back<shape::producer_registers>();", r"setmaxnreg", {"deadlock"}
+    ),
+    "barriers are used before they are there": Mutation("__syncthreads();", SYNC, {"mbarrier", "race"}),
+    "barriers are not announced to the copy engine": Mutation(
+        "mbarrier_init_fence();", r"fence\.mbarrier_init", {"proxy-fence"}
+    ),
+    "no proxy fence after rows of V are cleared": Mutation(
+        "fence_async_proxy();", r"fence\.proxy", {"proxy-fence"}, run=run_packed
+    ),
+    "nobody waits until rows of V are cleared": Mutation(CLEARED, SYNC, {"race"}, run=run_packed),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=list(MUTATIONS))
+def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
+    def compile_broken(config: HopperForwardKernelConfig, arch: str, variant: AttentionVariant) -> Kernel:
+        kernel = compile_kernel(config, arch, variant)
+        return replace(kernel, program=replace(kernel.program, ptx=mutation.apply(kernel.ptx)))
+
+    monkeypatch.setattr("flashwright.runtime.simulated.compile_kernel", compile_broken)
+    with pytest.raises(SimulationError) as caught:
+        mutation.run()
+    assert caught.value.kind in mutation.kinds, str(caught.value)
+    assert caught.value.kind == "deadlock" or caught.value.source_line is not None
+
+
+def test_a_k_that_is_released_before_the_guess_is_checked_is_named(monkeypatch):
+    """If the guess fails the scores are computed again, from what the producer copies there meanwhile."""
+    kept = """exponentiate_by_guess(work, softmax);
+            finish_scores(step + 1 == work.keys.count);"""
+    released = """shared.K(K_place.stage).release();
+            exponentiate_by_guess(work, softmax);
+            K_place.advance();
+            if (step + 1 == work.keys.count)
+                Q().release();"""
+    headers = dict(device_headers())
+    assert kept in headers["forward/hopper_consumer.cuh"], "has the kernel changed?"
+    headers["forward/hopper_consumer.cuh"] = headers["forward/hopper_consumer.cuh"].replace(kept, released)
+    monkeypatch.setattr("flashwright.kernels.forward.hopper.source.device_headers", lambda: tuple(headers.items()))
+    run_several_tiles()  # where guesses are right
+    with pytest.raises(SimulationError) as caught:
+        run_growing()
+    assert caught.value.kind in OVERWRITTEN, str(caught.value)

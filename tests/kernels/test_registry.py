@@ -1,0 +1,205 @@
+"""The registry: families by name or by a config, and what can be asked of a config of any of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import pytest
+from command_line import flashwright
+
+from flashwright import (
+    ForwardKernelTileShapes,
+    HopperTileShapes,
+    compile_kernel,
+    parse_config,
+    random_inputs,
+    rejection_reason,
+    should_autotune_config,
+    simulate_forward,
+    tile_shapes,
+)
+from flashwright.kernels import registry
+from flashwright.kernels.registry import (
+    as_config,
+    families,
+    family_named,
+    family_names,
+    family_of,
+    register,
+    unregister,
+)
+
+AMPERE = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax"
+HOPPER = "hopper (BF16, 64, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess"
+BOTH = pytest.mark.parametrize(
+    ("text", "name", "shapes"),
+    [(AMPERE, "ampere", ForwardKernelTileShapes), (HOPPER, "hopper", HopperTileShapes)],
+    ids=["ampere", "hopper"],
+)
+
+
+# --- By a config of any family, or its short form ------------------------------------------------------------------
+
+
+@BOTH
+def test_a_config_leads_to_its_family(text, name, shapes):
+    config = parse_config(text)
+    assert family_of(config) is family_named(name)
+    assert as_config(text) == as_config(config) == as_config(config.kernel_name()) == config
+
+
+@BOTH
+def test_shapes_are_those_of_the_configs_family(text, name, shapes):
+    for config in (text, parse_config(text)):
+        found = tile_shapes(config)
+        assert type(found) is shapes
+        assert found.shared_bytes == shapes(parse_config(text)).shared_bytes
+
+
+@BOTH
+def test_the_filter_is_that_of_the_configs_family(text, name, shapes):
+    for config in (text, parse_config(text)):
+        assert rejection_reason(config) is None
+        assert should_autotune_config(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("(BF16, 64, 64, 32, 4): eager+load_2_2_2_tiles", "rule 1: eager_load_blocks is on"),
+        ("hopper (BF16, 64, 64, 128): stages_2", "consumers: B_r = 64 is one warpgroup"),
+    ],
+)
+def test_a_rejected_config_of_any_family_is_rejected_with_its_rule(text, rule):
+    for config in (text, parse_config(text)):
+        assert rejection_reason(config).startswith(rule)
+        assert not should_autotune_config(config)
+
+
+@BOTH
+def test_a_kernel_is_compiled_for_the_oldest_architecture_of_its_family(text, name, shapes):
+    by_name, by_config = compile_kernel(text), compile_kernel(parse_config(text))
+    assert by_name == replace(by_config, program=replace(by_config.program, from_cache=by_name.program.from_cache))
+    assert by_name.arch == family_named(name).oldest_arch
+    assert by_name.shared_bytes == tile_shapes(text).shared_bytes
+
+
+# --- What cannot be built is refused at once -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("(BF16, 128, 4096, 64, 4): async+load_0_0_0_tiles", "needs 1081344 bytes; a thread block has at most 232448"),
+        ("(BF16, 256, 256, 256, 4): load_0_0_0_tiles", "needs 393216 bytes; a thread block has at most 232448"),
+        ("(BF16, 16, 1024, 512, 4): load_2_2_2_tiles", r"take 4096 \+ 128 registers of a thread; allowed: up to 512"),
+        ("hopper (BF16, 128, 128, 128): stages_4", "needs 295136 bytes of shared memory; a thread block has at most"),
+    ],
+)
+def test_a_config_that_no_gpu_can_run_is_refused_within_a_second(text, reason):
+    began = time.process_time()  # not the clock on the wall: other processes may be at work
+    inputs = random_inputs(parse_config(text))
+    for refuse in (tile_shapes, compile_kernel, lambda text: simulate_forward(text, *inputs)):
+        with pytest.raises(ValueError, match=reason):
+            refuse(text)
+    for command in ("explain", "simulate"):
+        code, out, error = flashwright(command, text)
+        assert (code, out) == (1, "")
+        assert error.startswith("error: ")
+        assert "a thread" in error
+    rule, _, why = rejection_reason(text).partition(": ")
+    assert rule == ("registers" if "registers" in reason else "shared memory")
+    assert why
+    assert not should_autotune_config(text)
+    assert time.process_time() - began < 1
+
+
+# --- What is no config -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ask", [as_config, family_of, tile_shapes, rejection_reason, should_autotune_config, compile_kernel]
+)
+@pytest.mark.parametrize("thing", [None, 7, object(), ("BF16", 128)], ids=lambda thing: type(thing).__name__)
+def test_what_is_no_config_is_a_type_error_that_lists_what_is(ask, thing):
+    known = "known: FlashForwardKernelConfig, HopperForwardKernelConfig"
+    with pytest.raises(
+        TypeError, match=f"config: {type(thing).__name__} is not a config of any kernel family; {known}"
+    ):
+        ask(thing)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "hopper nonsense"])
+def test_a_text_that_names_no_config_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"names no (Hopper )?kernel; expected a short form such as"):
+        as_config(text)
+
+
+# --- Registering -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    number: int
+
+
+def parse_toy(text: str) -> ToyConfig:
+    return ToyConfig(int(text.removeprefix("toy ")))
+
+
+TOY = replace(family_named("ampere"), name="toy", title="Toy", config_type=ToyConfig, parse=parse_toy)
+
+
+@pytest.fixture
+def toy():
+    register(TOY)
+    yield TOY
+    if TOY in families():
+        unregister(TOY)
+
+
+def test_the_families_of_the_package_are_registered_in_the_order_of_preference():
+    assert family_names() == ("ampere", "hopper")
+    assert [family.title for family in families()] == ["Ampere", "Hopper"]
+    assert families("no such operation") == ()
+
+
+def test_a_registered_family_is_found_by_its_name_and_its_configs(toy):
+    assert family_names() == ("ampere", "hopper", "toy")
+    assert family_named("toy") is toy
+    assert family_of(ToyConfig(3)) is toy
+    assert parse_config("toy 3") == as_config("toy 3") == ToyConfig(3)
+    assert str(parse_config(AMPERE)) == AMPERE
+    assert str(parse_config(HOPPER)) == HOPPER
+
+
+def test_what_was_registered_can_be_taken_back(toy):
+    parse_config("toy 3")
+    unregister(toy)
+    assert family_names() == ("ampere", "hopper")
+    with pytest.raises(TypeError, match="ToyConfig is not a config"):
+        family_of(ToyConfig(3))
+    with pytest.raises(ValueError, match="names no kernel"):
+        parse_config("toy 3")
+    with pytest.raises(ValueError, match="family: 'toy' of forward is not registered"):
+        unregister(toy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config_type": int}, "family: 'toy' of forward is registered already"),
+        ({"name": "other"}, "config type: ToyConfig belongs to another family already"),
+    ],
+)
+def test_a_clash_is_refused_and_changes_nothing(toy, changes, message):
+    before = dict(registry._families), dict(registry._by_config_type)
+    with pytest.raises(ValueError, match=message):
+        register(replace(toy, **changes))
+    assert (registry._families, registry._by_config_type) == before
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known():
+    with pytest.raises(ValueError, match="family: 'blackwell' is not known; allowed: ampere, hopper"):
+        family_named("blackwell")

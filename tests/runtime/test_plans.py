@@ -1,0 +1,63 @@
+"""Launch plans: what is decided once, and what every new length is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_gpu import FakeGPU
+
+from flashwright.kernels.registry import family_of, parse_config
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.window import Window
+
+torch = pytest.importorskip("torch")
+
+AMPERE = parse_config("(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+mma_sum+lazy")
+HOPPER = parse_config("hopper (BF16, 64, 128, 64): stages_2+overlap+ping_pong+persistent+lazy+guess")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return FakeGPU(monkeypatch)
+
+
+def laid_out(layout: str, batch: int, heads: int, rows: int, head_dim: int = 64) -> Any:
+    """(batch, heads, rows, head_dim) over memory in some order, or part of a longer cache."""
+    if layout == "heads first":
+        return torch.zeros(batch, heads, rows, head_dim, dtype=torch.bfloat16)
+    if layout == "rows first":
+        return torch.zeros(batch, rows, heads, head_dim, dtype=torch.bfloat16).transpose(1, 2)
+    return torch.zeros(batch, heads, rows + 24, head_dim, dtype=torch.bfloat16)[:, :, :rows]
+
+
+@pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
+def test_growing_keys_load_one_kernel(gpu, config):
+    kind = gpu.kind(AttentionOptions(Window(100, 0)), lambda *sizes: config)
+    for keys in range(65, 600, 7):
+        kind.run(laid_out("heads first", 1, 4, 1), *(laid_out("heads first", 1, 2, keys) for _ in range(2)))
+    # Plans are made by ranges of lengths, within which one config serves; all of them are of one kernel.
+    assert len({(kernel.config, kernel.variant) for kernel in gpu.kernels}) == 1
+
+
+def test_a_schedule_is_dealt_when_lengths_come_again(gpu, monkeypatch):
+    dealt = []
+    family = family_of(HOPPER)
+    rules = replace(family.launch_rules, schedule=lambda *a: dealt.append(a) or family.launch_rules.schedule(*a))
+    monkeypatch.setattr("flashwright.runtime.plans.family_of", lambda config: replace(family, launch_rules=rules))
+    kind = gpu.kind(AttentionOptions(Window(None, 0)), lambda *sizes: HOPPER)
+    tensors = [laid_out("heads first", 1, 2, 300) for _ in range(3)]
+    kind.run(*tensors)
+    dealt.clear()
+    kind.run(*tensors)
+    assert len(dealt) == 1
+    kind.run(*tensors)
+    assert len(dealt) == 1
+
+
+def test_a_kernel_for_one_row_stride_refuses_others(gpu):
+    kind = gpu.kind(AttentionOptions(), lambda *sizes: replace(AMPERE, static_row_stride=64))
+    kind.run(*(laid_out("heads first", 1, 2, 8) for _ in range(3)))
+    with pytest.raises(ValueError, match=r"128 elements, but .* was specialised for 64|static_row_stride = 64"):
+        kind.run(*(laid_out("rows first", 1, 2, 9) for _ in range(3)))

@@ -1,0 +1,41 @@
+"""Tensor maps written without the driver, by what was found out about its encoding."""
+
+from __future__ import annotations
+
+from array import array
+
+import ml_dtypes
+from fake_gpu import scattered
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashwright.hardware.tensor_map import TensorMap
+from flashwright.runtime.tensor_maps import WORDS, MapTemplate
+
+KIND = TensorMap(16, ml_dtypes.bfloat16, (1, 1, 1, 1), (0, 0, 0), (64, 64, 1, 1))
+TEMPLATE = MapTemplate(KIND, scattered)
+
+
+def test_an_encoding_that_is_not_bit_by_bit_is_left_to_the_driver():
+    def summed(tensor_map: TensorMap) -> list[int]:
+        words = scattered(tensor_map)
+        words[9] = sum(tensor_map.shape)  # carries from one bit to the next
+        return words
+
+    template = MapTemplate(KIND, summed)
+    assert not template.is_known
+    words = array("Q", bytes(8 * WORDS))
+    template.write(words, 0, (64, 100, 3, 7), (128, 12_800, 38_400))
+    expected = summed(TensorMap(16, ml_dtypes.bfloat16, (64, 100, 3, 7), (128, 12_800, 38_400), (64, 64, 1, 1)))
+    assert words[1:].tolist() == expected[1:]
+
+
+@given(
+    shape=st.tuples(*[st.integers(1, 2**32)] * 4),
+    strides=st.tuples(*[st.integers(0, 2**36 - 1).map(lambda n: 16 * n)] * 3),
+)
+def test_a_map_is_written_as_the_driver_would_encode_it(shape, strides):
+    words = array("Q", bytes(8 * WORDS))
+    TEMPLATE.write(words, 0, shape, strides)
+    words[TEMPLATE.address_word] = 0x7F0000000000
+    assert words.tolist() == scattered(TensorMap(0x7F0000000000, ml_dtypes.bfloat16, shape, strides, (64, 64, 1, 1)))

@@ -1,0 +1,374 @@
+"""`flashwright explain`: the facts about a config, held against arithmetic done by hand, and the command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import flashwright as command
+from explain_cases import (
+    EAGER,
+    HOPPER_PLAIN,
+    INVALID,
+    LATE,
+    REJECTED,
+    SOME_KNOBS,
+    THROUGH_REGISTERS,
+    TWO_STAGES,
+    CommandLine,
+    explained,
+)
+
+from flashwright import parse_kernel_name_into_config
+from flashwright.kernels.forward.ampere import explain as ampere
+from flashwright.workbench.explain import explain_config, gather
+from flashwright.workbench.explain.facts import Flight, Timeline
+from flashwright.workbench.explain.instruction_kinds import Kind
+from flashwright.workbench.explain.report import differences, is_better
+
+WIDE = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
+
+
+def config_of(short_form):
+    return parse_kernel_name_into_config(short_form)
+
+
+# --- Arithmetic ------------------------------------------------------------------------------------------------
+
+
+def test_registers_of_operands_are_those_computed_by_hand():
+    phases = {phase.name: phase for phase in ampere.register_phases(config_of(WIDE))}
+    registers = {o.operand: o.registers for phase in phases.values() for o in phase.operands}
+    assert registers == {
+        "O accumulator": 16 * 128 // 32,
+        "S accumulator": 16 * 64 // 32,
+        "P operand": 16 * 64 // 2 // 32,
+        "Q fragments": 16 * 128 // 2 // 32,  # whole
+        "K fragments": 2 * 64 * 16 // 2 // 32,  # two buffers of 16 columns
+        "V fragments": 2 * 128 * 16 // 2 // 32,
+        "row max and sum": 4,
+    }
+    assert {name: phase.total for name, phase in phases.items()} == {
+        "S = QKᵀ": 64 + 32 + 32 + 32 + 4,
+        "softmax": 64 + 32 + 32 + 4,
+        "O += PV": 64 + 16 + 32 + 64 + 4,
+    }
+
+
+def test_a_streamed_q_is_alive_only_in_its_product():
+    streamed = ampere.register_phases(config_of(WIDE.replace("load_0_2_2", "load_2_2_2")))
+    assert ["Q fragments" in {o.operand for o in phase.operands} for phase in streamed] == [True, False, False]
+
+
+def test_tensor_core_row_sums_take_an_accumulator():
+    (row_state,) = {
+        o.registers
+        for phase in ampere.register_phases(config_of(WIDE + "+mma_sum"))
+        for o in phase.operands
+        if o.operand == "row max and sum"
+    }
+    assert row_state == 2 + 4
+
+
+def test_shared_memory_map_of_one_and_two_stages():
+    one = ampere.shared_map(config_of(WIDE))
+    assert [(r.name, r.offset, r.bytes) for r in one.regions] == [
+        ("Q", 0, 16384),
+        ("K", 16384, 16384),
+        ("V", 32768, 16384),
+    ]
+    two = ampere.shared_map(config_of("(BF16, 128, 128, 64, 4): async+eager+load_2_2_2_tiles+two_stages"))
+    assert [(r.name, r.offset) for r in two.regions] == [
+        ("Q", 0),
+        ("K, stage 0", 32768),
+        ("V, stage 0", 49152),
+        ("K, stage 1", 65536),
+        ("V, stage 1", 81920),
+    ]
+    assert two.total_bytes == two.regions[-1].end == 98304
+    assert two.region_at(65535).name == "V, stage 0"
+
+
+def test_double_buffering_says_for_each_operand_why():
+    by_operand = {b.operand: b for b in ampere.buffering(config_of(WIDE))}
+    assert {operand: b.is_double_buffered for operand, b in by_operand.items()} == {
+        "Q": False,
+        "K": True,
+        "P": False,
+        "V": True,
+    }
+    assert "Q_mma_load_K_tiles = 0" in by_operand["Q"].reason and "no effect" in by_operand["Q"].reason
+    assert "of 8" in by_operand["K"].reason  # 128 columns in tiles of 16
+    assert "of 4" in by_operand["V"].reason  # 64 rows in tiles of 16
+    assert "never loaded" in by_operand["P"].reason
+
+
+def test_the_flag_has_no_effect_on_operands_loaded_whole():
+    whole = ampere.buffering(config_of("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles+buffer"))
+    assert not any(b.is_double_buffered for b in whole)
+    assert all("no effect" in b.reason for b in whole if b.operand != "P")
+
+
+def test_without_the_flag_the_reason_is_the_flag():
+    (reason,) = {b.reason for b in ampere.buffering(config_of(LATE.replace("+buffer", ""))) if b.operand == "K"}
+    assert "mma_double_buffer_loads is off" in reason
+
+
+def test_the_reason_warns_where_the_assembler_orders_loads_its_own_way():
+    reasons = {b.operand: b.reason for b in ampere.buffering(config_of(WIDE + "+reorder"))}
+    assert "assembler_reorders" in reasons["K"] and "assembler_reorders" not in reasons["Q"]
+
+
+def test_every_knob_is_put_into_words():
+    config = config_of(WIDE)
+    knobs = ampere.knobs(config)
+    assert [knob.name for knob in knobs] == list(config.__dataclass_fields__)
+    assert all(knob.meaning for knob in knobs)
+    assert {knob.name for knob in knobs if knob.is_on} == {
+        "async_copy",
+        "eager_load_blocks",
+        "swizzled",
+        "mma_double_buffer_loads",
+        "optimized_softmax",
+    }
+
+
+def test_neighbours_turn_every_knob_of_how_alone():
+    config = config_of(WIDE)
+    changes = [values for _, values in ampere.neighbours(config)]
+    assert all(len(values) == 1 for values in changes)
+    turned = {name for values in changes for name in values}
+    assert turned == set(config.__dataclass_fields__) - {"dtype", "d_head"}
+    assert all(getattr(config, name) != value for values in changes for name, value in values.items())
+
+
+# --- Compiled and simulated ------------------------------------------------------------------------------------
+
+
+def test_the_ptx_loop_holds_the_products_of_one_step():
+    by_opcode = explained(EAGER).loop.ptx.by_opcode
+    (mma,) = [count for opcode, count in by_opcode.items() if opcode.startswith("mma")]
+    assert mma == 2 * (64 // 8) * (64 // 16)  # 16 rows a warp: S is 8 tiles wide and 4 deep, and so is O
+    loads = {opcode.count(".trans"): count for opcode, count in by_opcode.items() if opcode.startswith("ldmatrix")}
+    assert loads == {0: 16, 1: 16}  # K and V: 4 × 4 blocks of 16 × 16; Q stays in registers
+
+
+def test_counts_of_a_step_are_those_of_the_loop_body():
+    facts = explained(EAGER)
+    assert 0 < facts.simulation.step.instructions <= facts.loop.ptx.total  # what only the tensors' ends need is skipped
+    for kind in (Kind.LOAD, Kind.MMA, Kind.EXPONENTIAL, Kind.SHUFFLE, Kind.CONVERT):
+        executed = sum(span.length for span in facts.timeline.spans if span.kind == kind.value)
+        assert executed == 2 * facts.loop.ptx.by_kind[kind.value], kind  # in two steps
+    assert sum(facts.loop.ptx.by_kind.values()) == facts.loop.ptx.total
+    assert facts.simulation.step.barriers == 2
+    assert facts.simulation.step.global_sectors == 2 * (64 * 64 * 2 // 32) // 4  # a warp's share of K and V
+    assert facts.simulation.relative_error < 8e-3
+
+
+def test_swizzling_makes_the_eight_rows_of_a_matrix_hit_different_banks():
+    swizzled, plain = explained(EAGER).matrix_loads
+    assert (swizzled.swizzled, plain.swizzled) == (True, False)
+    for load, groups, wavefronts in ((swizzled, 8, 4), (plain, 1, 32)):
+        first = [access for access in load.lanes if access.lane < 8]
+        assert [(access.row, access.vector) for access in first] == [(row, 0) for row in range(8)]
+        assert len({access.bank_group for access in first}) == groups
+        assert (load.wavefronts, load.wavefronts_ideal) == (wavefronts, 4)
+
+
+def test_executed_addresses_lie_where_the_coloured_tile_says():
+    for load in explained(EAGER).matrix_loads:
+        assert len(load.lanes) == 32
+        for access in load.lanes:
+            assert load.bank_groups[access.row][access.vector] == access.bank_group
+
+
+def test_conflicts_are_charged_to_the_operand_that_has_them():
+    effects = {n.change: n.effects for n in explained(EAGER, turning=SOME_KNOBS).neighbours}
+    assert effects["swizzled: on → off"].bank_conflicts_per_step == (16 + 16) * (32 - 4)
+    assert explained(EAGER).simulation.step.bank_conflicts == 0
+    ldmatrix = {t.operand: t for t in explained(EAGER).simulation.step.shared if t.operation == "ldmatrix"}
+    assert {operand: t.accesses for operand, t in ldmatrix.items()} == {"K": 16, "V": 16}
+
+
+def hidden_behind(timeline: Timeline, flight: Flight) -> list[str]:
+    return [p.name for p in timeline.phases if flight.issued <= p.start and p.end <= (flight.end or 0)]
+
+
+def whole_flights(timeline: Timeline) -> list[Flight]:
+    return [f for f in timeline.flights if f.start >= 0 and f.end is not None and f.end < timeline.instructions]
+
+
+def test_eager_copies_are_under_way_during_the_arithmetic():
+    timeline = explained(EAGER).timeline
+    assert {f.block: hidden_behind(timeline, f) for f in whole_flights(timeline)} == {
+        "V block 1": ["S = QKᵀ"],
+        "K block 2": ["softmax", "O += PV"],
+        "V block 2": ["S = QKᵀ"],
+    }
+
+
+def test_late_copies_have_nothing_to_hide_behind():
+    timeline = explained(LATE).timeline
+    flights = whole_flights(timeline)
+    assert [f.block for f in flights] == ["V block 1", "K block 2", "V block 2"]
+    assert all(hidden_behind(timeline, flight) == [] for flight in flights)
+
+
+def test_two_stages_copy_a_whole_step_ahead_with_one_barrier_and_blocks_in_reverse():
+    facts = explained(TWO_STAGES)
+    assert facts.simulation.step.barriers == 1
+    (k, v) = whole_flights(facts.timeline)
+    assert [(k.block, k.region), (v.block, v.region)] == [("K block 1", "K, stage 0"), ("V block 1", "V, stage 0")]
+    assert hidden_behind(facts.timeline, k) == ["S = QKᵀ", "softmax", "O += PV"]
+
+
+def test_copies_through_registers_are_told_apart_and_the_peeled_step_is_counted():
+    timeline = explained(THROUGH_REGISTERS).timeline
+    assert timeline.first_step == 2  # step 0 is peeled, iteration 0 is step 1
+    assert timeline.flights and not any(flight.asynchronous for flight in timeline.flights)
+    assert [f.block for f in whole_flights(timeline)][:3] == ["V block 2", "K block 3", "V block 3"]
+
+
+def test_a_kernel_specialised_for_a_row_stride_is_simulated_with_it():
+    assert "stride_128" in THROUGH_REGISTERS
+    assert explained(THROUGH_REGISTERS).simulation.relative_error < 1e-3
+
+
+def test_spans_cover_the_timeline_without_gaps():
+    timeline = explained(EAGER).timeline
+    position = 0
+    for span in timeline.spans:
+        assert span.start == position
+        position += span.length
+    assert position == timeline.instructions == 2 * explained(EAGER).simulation.step.instructions
+
+
+def test_a_neighbour_that_cannot_be_built_says_why():
+    neighbours = {n.change: n for n in explained(EAGER, turning=SOME_KNOBS).neighbours}
+    impossible = neighbours["n_warps: 4 → 8"]
+    assert impossible.effects is None and "an mma needs a multiple of 16" in impossible.problem
+    assert neighbours["async_copy: on → off"].rejection.startswith("rule 1")
+
+
+def test_differences_are_judged_only_where_steps_do_the_same_work():
+    facts = explained(EAGER, turning=SOME_KNOBS)
+    neighbours = {n.change: n for n in facts.neighbours}
+    slower = neighbours["optimized_softmax: on → off"]
+    change = differences(facts.effects, slower.effects)["instructions_per_step"]
+    assert change > 100 and is_better(slower, "instructions_per_step", change) is False
+    wider = neighbours["n_warps: 4 → 2"]  # 32 rows a warp instead of 16
+    change = differences(facts.effects, wider.effects)["instructions_per_step"]
+    assert change > 100 and is_better(wider, "instructions_per_step", change) is None
+
+
+def test_a_kernel_too_big_for_an_architecture_is_explained_without_running_it():
+    facts = explained("(BF16, 128, 64, 128, 4): async+eager+swizzled+load_2_2_2_tiles+two_stages", "sm_86")
+    assert facts.occupancy.blocks_per_sm == 0
+    assert facts.simulation is None and facts.timeline is None and facts.matrix_loads == ()
+    assert "147,456 bytes of shared memory; sm_86 allows 101,376" in facts.simulation_problem
+
+
+# --- The command -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flashwright(monkeypatch, capsys):
+    return CommandLine(monkeypatch, capsys)
+
+
+def test_json_holds_every_fact(flashwright):
+    code, out, _ = flashwright("explain", EAGER, "--no-neighbours", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document.keys() == {
+        "config",
+        "family",
+        "arch",
+        "kernel",
+        "knobs",
+        "shapes",
+        "verdict",
+        "registers",
+        "shared",
+        "occupancy",
+        "buffering",
+        "loop",
+        "simulation",
+        "simulation_problem",
+        "matrix_loads",
+        "timelines",
+        "effects",
+        "neighbours",
+    }
+    assert document["config"] == EAGER
+    assert document["registers"].keys() >= {"phases", "limit", "used", "spill_bytes", "planned"}
+    assert document["occupancy"]["limits"].keys() == {"registers", "shared memory", "threads", "blocks"}
+    assert document["effects"]["instructions_per_step"] == document["simulation"]["step"]["instructions"]
+    assert document["verdict"] == {"kept": True, "reason": None}
+
+
+def test_tables_name_every_part(flashwright):
+    code, out, _ = flashwright("explain", EAGER, "--no-neighbours")
+    assert code == 0
+    for title in ("Registers per thread", "Shared memory", "Occupancy on sm_80", "The KV loop in PTX", "KV step"):
+        assert title in out
+
+
+def test_a_rejected_config_is_explained_with_the_rule(flashwright):
+    code, out, _ = flashwright("explain", REJECTED, "--no-neighbours")
+    assert code == 0
+    assert "rejected" in out and "rule 5: B_r = 64, B_c = 64" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((INVALID,), "Q_mma_load_K_tiles: 3 is not allowed; allowed: 0, or a power of two from 2"),
+        ((EAGER.replace("swizzled", "swizzeld"),), "did you mean 'swizzled'?"),
+        (
+            ("BF16, 128, 64, 64, 4: async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",),
+            f"did you mean '{WIDE}'?",
+        ),
+        (("whatever",), "names no kernel"),
+        ((HOPPER_PLAIN, "--arch", "sm_80"), "the hopper family runs on sm_90a alone, not on sm_80"),
+        (("hopper (BF16, 128, 192, 256): stages_4",), "bytes of shared memory; a thread block has at most"),
+        ((EAGER, "--arch", "sm_70"), "sm_70"),
+        ((EAGER, "--html", "/no/such/place/page.html"), "there is no directory /no/such/place"),
+        ((EAGER, "--html", "/"), "/ is a directory"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_1(flashwright, arguments, message):
+    code, _, err = flashwright("explain", *arguments)
+    assert code == 1
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [("explain", INVALID), ("compare", EAGER, INVALID), ("simulate", INVALID)])
+def test_a_config_without_a_kernel_is_refused_before_anything_is_compiled_or_simulated(arguments, monkeypatch):
+    def work(*_, **__):
+        raise AssertionError("there is no kernel to work on")
+
+    for place in ("explain.explain_config", "compare.explain_config", "simulate.random_inputs"):
+        monkeypatch.setattr(f"flashwright.cli.{place}", work)
+    code, _, error = command(*arguments)
+    assert code == 1 and "Q_mma_load_K_tiles: 3 is not allowed" in error
+
+
+def test_explain_config_checks_shapes_before_it_compiles(monkeypatch):
+    monkeypatch.setattr(gather, "compile_many", None)
+    with pytest.raises(ValueError, match="Q_mma_load_K_tiles: 3 is not allowed"):
+        explain_config(INVALID)
+
+
+def test_a_text_far_from_every_config_gets_no_hint(flashwright):
+    _, _, err = flashwright("explain", "whatever")
+    assert "did you mean" not in err
+
+
+def test_html_is_written_and_said_so(flashwright, tmp_path):
+    page = tmp_path / "page.html"
+    code, out, _ = flashwright("explain", EAGER, "--no-neighbours", "--html", str(page))
+    assert code == 0
+    assert str(page) in out
+    assert page.read_text("utf-8").startswith("<!DOCTYPE html>")

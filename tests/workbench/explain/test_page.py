@@ -1,0 +1,235 @@
+"""The HTML page of `explain`: its pictures as documents, and the whole of it in a real browser."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from browser import REQUIRED_VARIABLE, find_browser, open_page
+from explain_cases import (
+    EAGER,
+    HOPPER_OVERLAPPED,
+    HOPPER_PLAIN,
+    LATE,
+    REJECTED,
+    SOME_KNOBS,
+    THROUGH_REGISTERS,
+    TWO_STAGES,
+    explained,
+)
+from matplotlib.image import imread
+
+from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.workbench.explain.compare import compare_facts
+from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
+from flashwright.workbench.explain.page import comparison_page, config_page
+from flashwright.workbench.explain.pictures.banks import banks_picture
+from flashwright.workbench.explain.pictures.fragments import fragments_picture
+from flashwright.workbench.explain.pictures.registers import registers_picture
+from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
+from flashwright.workbench.explain.pictures.timeline import timeline_picture
+
+SVG = "{http://www.w3.org/2000/svg}"
+MOST_BYTES = 1_500_000
+
+
+def pictures_of(facts):
+    return {
+        **{timeline.warp: timeline_picture(timeline) for timeline in facts.timelines},
+        "registers": registers_picture(facts.registers),
+        "shared map": shared_map_picture(facts.shared),
+        "banks": banks_picture(facts.matrix_loads[0], "banks"),
+        "fragments": fragments_picture("Q", "Kᵀ", "S"),
+    }
+
+
+def texts_of(picture):
+    return [element.text for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("config", [EAGER, LATE, TWO_STAGES, THROUGH_REGISTERS, HOPPER_PLAIN, HOPPER_OVERLAPPED])
+def test_pictures_are_well_formed_and_described_in_words(config):
+    for name, picture in pictures_of(explained(config)).items():
+        root = ElementTree.fromstring(picture)
+        assert root.tag == f"{SVG}svg", name
+        assert root.get("role") == "img"
+        labels = root.get("aria-labelledby").split()
+        texts = {element.get("id"): element.text for element in root if element.get("id")}
+        assert all(texts[label] for label in labels), name
+
+
+def test_the_timeline_names_the_blocks_under_way_and_the_phases():
+    texts = texts_of(timeline_picture(explained(EAGER).timeline))
+    assert {"V block 1", "K block 2", "V block 2"} <= set(texts)
+    assert texts.count("softmax") == 2
+
+
+def test_the_bank_picture_shows_eight_lanes_in_one_place_or_in_eight():
+    swizzled, plain = explained(EAGER).matrix_loads
+    for load, result in ((swizzled, "1 wavefront for this matrix, 4 for all four"), (plain, "8 wavefronts for this")):
+        assert any(text.startswith(result) for text in texts_of(banks_picture(load, "banks")))
+
+
+def test_the_register_picture_has_a_bar_as_long_as_each_count():
+    budget = explained(EAGER).registers
+    root = ElementTree.fromstring(registers_picture(budget))
+    bars = {e.find(f"{SVG}title").text: float(e.get("width")) for e in root.iter(f"{SVG}rect") if len(e)}
+    (compiler,) = [float(e.get("width")) for e in root.iter(f"{SVG}rect") if e.get("class") == "compiler"]
+    for operand in budget.operands:
+        (width,) = [width for title, width in bars.items() if title.startswith(f"{operand.operand}: ")]
+        assert width + 1 == pytest.approx(compiler * operand.registers / budget.used, abs=0.1)
+
+
+MMA_PTX = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry multiply(.param .u64 a, .param .u64 b, .param .u64 d)
+{
+    .reg .b32 %r<10>;
+    .reg .b64 %rd<10>;
+    .reg .f32 %f<6>;
+    ld.param.u64 %rd1, [a];
+    ld.param.u64 %rd2, [b];
+    ld.param.u64 %rd3, [d];
+    mov.u32 %r9, %tid.x;
+    mul.wide.u32 %rd4, %r9, 16;
+    mul.wide.u32 %rd5, %r9, 8;
+    add.s64 %rd6, %rd1, %rd4;
+    add.s64 %rd7, %rd2, %rd5;
+    add.s64 %rd8, %rd3, %rd4;
+    ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd6];
+    ld.global.v2.b32 {%r5, %r6}, [%rd7];
+    mov.f32 %f5, 0f00000000;
+    mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r5, %r6}, {%f5, %f5, %f5, %f5};
+    st.global.v4.f32 [%rd8], {%f1, %f2, %f3, %f4};
+    ret;
+}
+"""  # noqa: E501
+
+
+def test_the_fragment_layout_is_that_of_the_executed_instruction():
+    generator = np.random.default_rng(0)
+    a, b = (generator.integers(-4, 5, shape).astype(np.float16) for shape in ((16, 16), (16, 8)))
+    a_registers, b_registers = np.zeros((32, 4, 2), np.float16), np.zeros((32, 2, 2), np.float16)
+    for matrix, registers, layout in ((a, a_registers, a_layout()), (b, b_registers, b_layout())):
+        for index, value in np.ndenumerate(matrix):
+            holder = layout[index[0]][index[1]]
+            registers[holder.lane, holder.register, holder.half] = value
+    gpu = SimulatedGPU("sm_80")
+    result = gpu.to_device(np.zeros((32, 4), np.float32))
+    arguments = [gpu.to_device(a_registers), gpu.to_device(b_registers), result]
+    gpu.load(MMA_PTX).launch("multiply", grid=1, block=32, args=arguments)
+    held = gpu.to_host(result)
+    c = np.array([[held[holder.lane, holder.register] for holder in row] for row in c_layout()])
+    assert np.array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
+
+
+# --- The whole page --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page_files(tmp_path_factory):
+    pages = {
+        "explain": config_page(explained(EAGER, turning=SOME_KNOBS)),
+        "rejected": config_page(explained(REJECTED)),
+        "hopper": config_page(explained(HOPPER_OVERLAPPED)),
+        "families": comparison_page(compare_facts(explained(EAGER), explained(HOPPER_PLAIN))),
+        "compare": comparison_page(compare_facts(explained(EAGER), explained(LATE))),
+    }
+    directory = tmp_path_factory.mktemp("pages")
+    for name, page in pages.items():
+        (directory / f"{name}.html").write_text(page, "utf-8")
+    return {name: directory / f"{name}.html" for name in pages}
+
+
+def test_the_page_is_one_small_file_that_refers_to_nothing_outside(page_files):
+    for file in page_files.values():
+        page = file.read_text("utf-8")
+        assert len(page.encode()) < MOST_BYTES
+        assert "<script" not in page and "@import" not in page and "url(" not in page
+        references = re.findall(r'\b(?:href|src)="([^"]*)"', page)
+        assert all(reference.startswith(("#", "data:")) for reference in references)
+        assert re.findall(r"https?://[^\"'<> ]+", page.replace("http://www.w3.org/2000/svg", "")) == []
+
+
+def test_ids_are_unique_and_links_lead_somewhere(page_files):
+    for file in page_files.values():
+        page = file.read_text("utf-8")
+        ids = re.findall(r'\bid="([^"]+)"', page)
+        assert len(ids) == len(set(ids))
+        assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+
+
+def test_a_rejected_config_says_so_at_the_top(page_files):
+    assert "Rejected by the autotuning filter: rule 5" in page_files["rejected"].read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser_page():
+    browser = find_browser()
+    if browser is None:
+        missing = "no Chromium on the PATH (Debian: apt-get install chromium)"
+        if os.environ.get(REQUIRED_VARIABLE):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    with open_page(browser) as page:
+        yield page
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", ["explain", "compare", "hopper", "families"])
+def test_the_page_fits_its_window(browser_page, page_files, name, width):
+    browser_page.open(page_files[name], width=width)
+    assert browser_page.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser_page.evaluate("window.innerWidth") == width  # a phone would zoom out of a page that is too wide
+    assert browser_page.complaints() == []
+    assert [url for url in browser_page.requests() if not url.startswith("data:")] == [page_files[name].as_uri()]
+
+
+TEXTS_OUTSIDE_THEIR_PICTURE = """
+[...document.querySelectorAll('svg text')].filter(text => {
+    const box = text.getBBox(), view = text.ownerSVGElement.viewBox.baseVal;
+    return box.x < -2 || box.y < -2 || box.x + box.width > view.width + 2 || box.y + box.height > view.height + 2;
+}).map(text => text.ownerSVGElement.classList[1] + ': ' + text.textContent)
+"""
+OVERLAPPING_TEXTS = """
+[...document.querySelectorAll('svg')].flatMap(svg => {
+    const texts = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBBox()]);
+    const overlap = (a, b) => Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x) > 2
+        && Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y) > 6;
+    return texts.flatMap(([name, box], i) => texts.slice(i + 1).filter(([, other]) => overlap(box, other))
+        .map(([other]) => svg.classList[1] + ': ' + name + ' / ' + other));
+})
+"""
+
+
+def test_no_text_of_a_picture_is_cut_off_or_written_over(browser_page, page_files):
+    for name in ("explain", "compare", "hopper", "families"):
+        browser_page.open(page_files[name], width=1280)
+        assert browser_page.evaluate("document.querySelectorAll('svg text').length") > 50
+        assert browser_page.evaluate(TEXTS_OUTSIDE_THEIR_PICTURE) == []
+        assert browser_page.evaluate(OVERLAPPING_TEXTS) == []
+
+
+@pytest.mark.parametrize(("colour_scheme", "darkest", "lightest"), [("light", 0.85, 1.0), ("dark", 0.0, 0.25)])
+@pytest.mark.parametrize("name", ["explain", "hopper"])
+def test_the_page_follows_the_colour_scheme(browser_page, page_files, name, colour_scheme, darkest, lightest):
+    browser_page.open(page_files[name], width=1280, colour_scheme=colour_scheme)
+    image = imread(io.BytesIO(browser_page.screenshot()))[..., :3]
+    assert image.shape[0] > 3000 and image.shape[1] == 1280
+    assert darkest < np.median(image) < lightest
+    colours = np.unique((image[::3, ::3] * 15).round().astype(int) @ (1, 16, 256))
+    assert len(colours) > 60
+
+
+@pytest.mark.parametrize("name", ["explain", "hopper"])
+def test_the_page_prints(browser_page, page_files, name):
+    browser_page.open(page_files[name], width=1280, colour_scheme="dark")
+    pdf = browser_page.pdf()
+    assert pdf.startswith(b"%PDF")
+    assert len(pdf) > 50_000
