@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from flashwright.hardware.architectures import GPUModel, parse_arch
 from flashwright.kernels.explanation import Explanation
 from flashwright.kernels.ladder import LadderRung
-from flashwright.kernels.launch import LaunchRules
+from flashwright.kernels.launch import Blocking, LaunchRules
 from flashwright.kernels.operation import Operation
 from flashwright.kernels.source import KernelSource
 from flashwright.problem.dtypes import DType
@@ -24,19 +24,11 @@ OLDEST = "oldest"
 """In the place of an architecture: the oldest that a config's family runs on."""
 
 
-class KernelConfig(Protocol):
+class KernelConfig(Blocking, Protocol):
     """What configs of all families have. They are frozen dataclasses of constants."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    @property
-    def dtype(self) -> DType: ...
-    @property
-    def d_head(self) -> int: ...
-    @property
-    def B_r(self) -> int: ...
-    @property
-    def B_c(self) -> int: ...
     @property
     def n_warps(self) -> int: ...
     def __hash__(self) -> int: ...

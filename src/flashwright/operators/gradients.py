@@ -72,9 +72,9 @@ def packed_gradients(
     for rows, keys in sequences():
         if rows.start == rows.stop:
             continue
-        sequence = [_batched(x) for x in (q[rows], k[keys], v[keys])]
+        sequence = [batched(x) for x in (q[rows], k[keys], v[keys])]
         sequence_grad_lse = None if grad_lse is None else grad_lse[None, :, rows]
-        found = attention_gradients(_batched(grad_out[rows]), sequence_grad_lse, *sequence, options=options)
+        found = attention_gradients(batched(grad_out[rows]), sequence_grad_lse, *sequence, options=options)
         for target, part, gradient in zip(gradients, (rows, keys, keys), found, strict=True):
             target[part] = gradient[0].transpose(0, 1)
 
@@ -85,7 +85,7 @@ def _in_a_sequence(starts: Tensor, x: Tensor) -> Tensor:
     return (row >= starts[0]) & (row < starts[-1])
 
 
-def _batched(x: Tensor) -> Tensor:
+def batched(x: Tensor) -> Tensor:
     """(rows, heads, head_dim) as (1, heads, rows, head_dim)."""
     return x.transpose(0, 1).unsqueeze(0)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flashwright.operators.forward import run_on_gpu
-from flashwright.operators.gradients import dense_gradients, packed_gradients
+from flashwright.operators.gradients import batched, dense_gradients, packed_gradients
 from flashwright.operators.plain_calls import is_plain_call
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import sequence_rows
@@ -124,11 +124,6 @@ def _varlen_fake(
 ) -> tuple[Tensor, Tensor]:
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if Request.of(flat).with_lse else _no_lse(q)
     return empty_output(q), lse
-
-
-def batched(x: Tensor) -> Tensor:
-    """(rows, heads, head_dim) as (1, heads, rows, head_dim)."""
-    return x.transpose(0, 1).unsqueeze(0)
 
 
 def packed_sequences(
