@@ -91,7 +91,8 @@ def random_tensors(draw: random.Random) -> tuple[Any, Any, Any]:
     """Of random sizes, each in a layout that kernels read: contiguous, rows before heads, or a part of a longer
     cache."""
     batch, kv_heads, groups = draw.choice([1, 1, 2, 3]), draw.choice([1, 2]), draw.choice([1, 1, 4])
-    q_rows, keys, head_dim = draw.randint(65, 1000), draw.randint(65, 1000), draw.choice([72, 128])
+    q_rows, keys = (draw.choice([1, 2, draw.randint(3, 64), draw.randint(65, 1000)]) for _ in range(2))
+    head_dim = draw.choice([72, 128])
 
     def tensor(heads: int, rows: int) -> Any:
         match draw.choice(["contiguous", "rows before heads", "part of a cache"]):
@@ -112,7 +113,7 @@ def test_new_lengths_get_the_parameters_of_a_launch_from_scratch(kernel, text, p
     config, draw = parse_config(text), random.Random(f"{text}{packed}{window}")
     options = AttentionOptions(window)
     kind = CallKind(options, lambda *sizes: config, returns_lse=True, device_index=0)
-    for _ in range(40):
+    for _ in range(120):
         q, k, v = random_tensors(draw)
         both = some_packing = None
         if packed:
@@ -123,22 +124,52 @@ def test_new_lengths_get_the_parameters_of_a_launch_from_scratch(kernel, text, p
             some_packing[0], both[0].data_ptr(), both[1].data_ptr(), *some_packing[1:]
         )
         for call in (1, 2, 3):
-            out = torch.empty_like(q)
-            views = [device_tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out))]
-            launch = family_of(config).launch(
-                config, *views, options=options, lse_address=1, packed=sequences, multiprocessors=MULTIPROCESSORS
-            )
-            expected = [each for each in launch.parameters if not isinstance(each, TensorMap)]
-            kernel.sizes = [TENSOR_MAP_BYTES] * len(launch.tensor_maps) + [ctypes.sizeof(each) for each in expected]
-            _, lse = kind.run(q, k, v, out, both, some_packing)
-            launch.arguments.lse = lse.data_ptr()
-            maps = [b"".join(word.to_bytes(8, "little") for word in encoded(each)) for each in launch.tensor_maps]
-            found = kernel.parameters
-            if maps:  # the kernel finds its inputs by their maps alone
-                found[3] = _without_inputs(found[3], launch.arguments)
-            compared = len(found) - 1 if launch.schedule is not None and call == 1 else len(found)
-            assert found[:compared] == [*maps, *map(bytes, expected)][:compared]
-            assert kernel.launches[-1] == launch.grid
+            compare_with_scratch(kernel, kind, config, (q, k, v), both, some_packing, sequences, first=call == 1)
+
+
+@pytest.mark.parametrize("text", [AMPERE, HOPPER], ids=["ampere", "hopper"])
+def test_a_cache_may_shrink_to_one_row_and_grow_again(kernel, text):
+    """One row has no stride; two have."""
+    config, cache_ = parse_config(text), torch.zeros(2, 4, 50, 128, dtype=torch.bfloat16)
+    kind = CallKind(AttentionOptions(), lambda *sizes: config, returns_lse=True, device_index=0)
+    for rows in (1, 2, 1, 7, 1, 1, 3):
+        part = cache_[:, :, :rows]
+        for _ in range(2):
+            compare_with_scratch(kernel, kind, config, (part, part, part), first=True)
+        kind.arrangements.clear()
+
+
+def compare_with_scratch(
+    kernel: NoKernel,
+    kind: CallKind,
+    config: Any,
+    tensors: tuple[Any, Any, Any],
+    both: Any = None,
+    packing: Any = None,
+    sequences: PackedSequences | None = None,
+    *,
+    first: bool,
+) -> None:
+    """Runs a call and compares its parameters; the `first` of its lengths may have another schedule."""
+    q, k, v = tensors
+    out = torch.empty_like(q)
+    views = [device_tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out))]
+    launch = family_of(config).launch(
+        config, *views, options=kind.options, lse_address=1, packed=sequences, multiprocessors=MULTIPROCESSORS
+    )
+    expected = [each for each in launch.parameters if not isinstance(each, TensorMap)]
+    kernel.sizes = [TENSOR_MAP_BYTES] * len(launch.tensor_maps) + [ctypes.sizeof(each) for each in expected]
+    _, lse = kind.run(q, k, v, out if packing is not None else None, both, packing)
+    launch.arguments.lse = lse.data_ptr()
+    maps = [b"".join(word.to_bytes(8, "little") for word in encoded(each)) for each in launch.tensor_maps]
+    found = kernel.parameters
+    at = len(maps)
+    arguments = type(launch.arguments).from_buffer_copy(found[at])
+    launch.arguments.O.data = arguments.O.data
+    found[at] = _without_inputs(found[at], launch.arguments) if maps else found[at]
+    compared = len(found) - 1 if launch.schedule is not None and first else len(found)
+    assert found[:compared] == [*maps, *map(bytes, expected)][:compared]
+    assert kernel.launches[-1] == launch.grid
 
 
 def _without_inputs(found: bytes, expected: ctypes.Structure) -> bytes:

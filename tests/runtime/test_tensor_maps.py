@@ -39,3 +39,15 @@ def test_a_map_is_written_as_the_driver_would_encode_it(shape, strides):
     TEMPLATE.write(words, 0, shape, strides)
     words[TEMPLATE.address_word] = 0x7F0000000000
     assert words.tolist() == scattered(TensorMap(0x7F0000000000, ml_dtypes.bfloat16, shape, strides, (64, 64, 1, 1)))
+
+
+@given(
+    rows=st.tuples(st.integers(2, 2**32), st.integers(2, 2**32)),
+    strides=st.tuples(*[st.integers(0, 2**36 - 1).map(lambda n: 16 * n)] * 3),
+)
+def test_another_number_of_rows_changes_a_map_into_that_of_so_many(rows, strides):
+    words, expected = array("Q", bytes(8 * WORDS)), array("Q", bytes(8 * WORDS))
+    TEMPLATE.write(words, 0, (64, rows[0], 3, 7), strides)
+    assert TEMPLATE.write_rows(words, 0, rows[1])
+    TEMPLATE.write(expected, 0, (64, rows[1], 3, 7), strides)
+    assert words == expected

@@ -340,12 +340,12 @@ class Arrangement:
             words[first + _V + 1], words[first + _V + 2], words[first + _V + 3] = v_batch, v_head, v_row
         if plan.maps:
             _, K, V = plan.maps
-            size = (head_dim, kv_rows, kv_heads, batch)
-            K.write(words, WORDS, size, map_strides(k_shape, k_strides))
-            if V is K and v_strides == k_strides:
-                words[2 * WORDS : 3 * WORDS] = words[WORDS : 2 * WORDS]
-            else:
-                V.write(words, 2 * WORDS, size, map_strides(k_shape, v_strides))
+            # A map of one row has no row stride.
+            only_rows = batch == old_k_shape[0] and kv_rows > 1 and old_k_shape[2] > 1
+            if not (only_rows and k_strides == old_k_strides and K.write_rows(words, WORDS, kv_rows)):
+                K.write(words, WORDS, (head_dim, kv_rows, kv_heads, batch), map_strides(k_shape, k_strides))
+            if not (only_rows and v_strides == old_v_strides and V.write_rows(words, 2 * WORDS, kv_rows)):
+                V.write(words, 2 * WORDS, (head_dim, kv_rows, kv_heads, batch), map_strides(k_shape, v_strides))
         # Whatever tiles were dealt, all are computed: how many keys they attend to decides only how evenly.
         return Arrangement(plan, layout, words, grid)
 
@@ -358,14 +358,14 @@ class Arrangement:
         out_strides: Sequence[int],
     ) -> Grid | None:
         """Writes what other queries change, and returns their grid; None if more is different."""
-        plan = self.plan
+        plan, old_shape = self.plan, self.layout[0]
         batch, heads, rows, head_dim = shape
         q_batch, q_head, q_row, q_column = strides
         o_batch, o_head, o_row, o_column = out_strides
         q_blocks = -(-rows // plan.B_r)
         if (
             head_dim != kv_head_dim
-            or heads != self.layout[0][1]
+            or heads != old_shape[1]
             or q_column != 1
             or o_column != 1
             or (q_batch | q_head | q_row | o_batch | o_head | o_row) & _VECTOR_MASK
@@ -379,7 +379,10 @@ class Arrangement:
         words[first + _LSE_BATCH_STRIDE], words[first + _LSE_HEAD_STRIDE] = heads * rows, rows
         words[first + _BLOCKS] = q_blocks | batch << 32
         if plan.maps:
-            plan.maps[0].write(words, 0, (head_dim, rows, heads, batch), map_strides(shape, strides))
+            Q = plan.maps[0]
+            only_rows = batch == old_shape[0] and rows > 1 and old_shape[2] > 1 and strides == self.layout[1]
+            if not (only_rows and Q.write_rows(words, 0, rows)):
+                Q.write(words, 0, (head_dim, rows, heads, batch), map_strides(shape, strides))
         if plan.schedule is not None:
             words[plan.schedule], words[plan.schedule + 1] = plan.rules.schedule_by_rule(q_blocks, heads, batch)
         return plan.rules.grid(plan.config, q_blocks, heads, batch, plan.multiprocessors)

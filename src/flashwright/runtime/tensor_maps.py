@@ -80,6 +80,8 @@ class MapTemplate:
         self._smallest[self.address_word] = 0
         self._sizes = [self._runs(smallest, "shape", axis) for axis in range(rank)]
         self._strides = [self._runs(smallest, "strides", axis) for axis in range(rank - 1)]
+        self._rows_place: tuple[int, int, int] | None = None
+        """(word, mask of its other bits, bits to move rows less 1 up by), where that is all there is to it."""
         self.is_known = None not in (*self._sizes, *self._strides)
         """Whether maps can be written here; otherwise the driver is called for each."""
         if self.is_known:
@@ -123,6 +125,14 @@ class MapTemplate:
             whole = replace(self._kind, address=_SOME_ADDRESS, shape=tuple(shape), strides=tuple(strides))
             words[first : first + WORDS] = array("Q", self._encode(whole))
 
+    def write_rows(self, words: array[int], first: int, rows: int) -> bool:
+        """Changes the size of dimension 1 of a map that was written before; False where that takes a whole one."""
+        if self._rows_place is None:
+            return False
+        word, others, up = self._rows_place
+        words[first + word] = words[first + word] & others | rows - 1 << up
+        return True
+
     def _make_writer(self) -> None:
         """Makes the function that gives all words of a map by its sizes and strides.
 
@@ -137,6 +147,10 @@ class MapTemplate:
                 terms.setdefault(word, []).append(f"({value} >> {drop} & {mask}) << {up}")
         words = (" | ".join([str(word), *terms.get(index, [])]) for index, word in enumerate(self._smallest))
         self._all_words = eval(f"lambda {', '.join(names)}: ({', '.join(words)},)")
+        rows = self._sizes[1] if len(self._sizes) > 1 else None
+        if rows is not None and len(rows) == 1:
+            word, _, mask, up = rows[0]
+            self._rows_place = (word, (1 << 64) - 1 ^ mask << up, up)
 
 
 def _address_word(tensor_map: TensorMap, words: Sequence[int], encode: Encode) -> int:
