@@ -65,8 +65,15 @@ def test_maps_of_random_tensors_are_those_of_the_driver(name):
         address = 16 * draw.randrange(1, 2**43)
         first = draw.choice([0, WORDS])
         words = array("Q", bytes(8 * 2 * WORDS))
+        words[first : first + WORDS] = template.blank
         template.write(words, first, shape, strides)
         words[first + template.address_word] = address
         expected = encoded_words(replace(kind, address=address, shape=shape, strides=strides))
         assert words[first : first + WORDS] == expected, (address, shape, strides)
         assert not any(words[WORDS - first : 2 * WORDS - first])
+        if rank > 1 and shape[1] > 1:
+            assert template.write_rows(words, first, shape[1] - 1)
+            expected = encoded_words(
+                replace(kind, address=address, shape=(shape[0], shape[1] - 1, *shape[2:]), strides=strides)
+            )
+            assert words[first : first + WORDS] == expected, (address, shape, strides)

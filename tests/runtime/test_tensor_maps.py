@@ -35,7 +35,7 @@ def test_an_encoding_that_is_not_bit_by_bit_is_left_to_the_driver():
     strides=st.tuples(*[st.integers(0, 2**36 - 1).map(lambda n: 16 * n)] * 3),
 )
 def test_a_map_is_written_as_the_driver_would_encode_it(shape, strides):
-    words = array("Q", bytes(8 * WORDS))
+    words = TEMPLATE.blank[:]
     TEMPLATE.write(words, 0, shape, strides)
     words[TEMPLATE.address_word] = 0x7F0000000000
     assert words.tolist() == scattered(TensorMap(0x7F0000000000, ml_dtypes.bfloat16, shape, strides, (64, 64, 1, 1)))
@@ -46,7 +46,7 @@ def test_a_map_is_written_as_the_driver_would_encode_it(shape, strides):
     strides=st.tuples(*[st.integers(0, 2**36 - 1).map(lambda n: 16 * n)] * 3),
 )
 def test_another_number_of_rows_changes_a_map_into_that_of_so_many(rows, strides):
-    words, expected = array("Q", bytes(8 * WORDS)), array("Q", bytes(8 * WORDS))
+    words, expected = TEMPLATE.blank[:], TEMPLATE.blank[:]
     TEMPLATE.write(words, 0, (64, rows[0], 3, 7), strides)
     assert TEMPLATE.write_rows(words, 0, rows[1])
     TEMPLATE.write(expected, 0, (64, rows[1], 3, 7), strides)

@@ -179,7 +179,7 @@ class Plan:
         self.multiprocessors = multiprocessors(kind.device_index)
         self.maps = [map_template(_kind_of_map(each)) for each in launch.tensor_maps]
         # The parameters one after the other in 8-byte words: tensor maps, arguments, perhaps a schedule.
-        self.words = array("Q", bytes(len(self.maps) * WORDS * WORD_BYTES))
+        self.words = array("Q", [word for template in self.maps for word in template.blank])
         first_words = [index * WORDS for index in range(len(self.maps))]
         for parameter in (launch.arguments, *(() if launch.schedule is None else (launch.schedule,))):
             first_words.append(len(self.words))
@@ -344,7 +344,9 @@ class Arrangement:
             only_rows = batch == old_k_shape[0] and kv_rows > 1 and old_k_shape[2] > 1
             if not (only_rows and k_strides == old_k_strides and K.write_rows(words, WORDS, kv_rows)):
                 K.write(words, WORDS, (head_dim, kv_rows, kv_heads, batch), map_strides(k_shape, k_strides))
-            if not (only_rows and v_strides == old_v_strides and V.write_rows(words, 2 * WORDS, kv_rows)):
+            if V is K and v_strides == k_strides:
+                words[2 * WORDS : 3 * WORDS] = words[WORDS : 2 * WORDS]
+            elif not (only_rows and v_strides == old_v_strides and V.write_rows(words, 2 * WORDS, kv_rows)):
                 V.write(words, 2 * WORDS, (head_dim, kv_rows, kv_heads, batch), map_strides(k_shape, v_strides))
         # Whatever tiles were dealt, all are computed: how many keys they attend to decides only how evenly.
         return Arrangement(plan, layout, words, grid)

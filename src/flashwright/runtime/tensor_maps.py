@@ -75,9 +75,10 @@ class MapTemplate:
         rank = kind.rank
         self._kind, self._encode = kind, encode
         smallest = replace(kind, address=_SOME_ADDRESS, shape=(1,) * rank, strides=(0,) * (rank - 1))
-        self._smallest = array("Q", encode(smallest))
-        self.address_word = _address_word(smallest, self._smallest, encode)
-        self._smallest[self.address_word] = 0
+        self.blank = array("Q", encode(smallest))
+        """A map of one element at no address."""
+        self.address_word = _address_word(smallest, self.blank, encode)
+        self.blank[self.address_word] = 0
         self._sizes = [self._runs(smallest, "shape", axis) for axis in range(rank)]
         self._strides = [self._runs(smallest, "strides", axis) for axis in range(rank - 1)]
         self._rows_place: tuple[int, int, int] | None = None
@@ -110,17 +111,18 @@ class MapTemplate:
         rank = self._kind.rank
         for shape, strides in _SAMPLES:
             sample = replace(self._kind, address=_SOME_ADDRESS, shape=shape[:rank], strides=strides[: rank - 1])
-            words = array("Q", bytes(8 * WORDS))
-            words[:] = array("Q", self._all_words(*sample.shape, *sample.strides))
+            words = self.blank[:]
+            words[self._begin : self._end] = array("Q", self._varying(*sample.shape, *sample.strides))
             words[self.address_word] = _SOME_ADDRESS
             if words != array("Q", self._encode(sample)):
                 return False
         return True
 
     def write(self, words: array[int], first: int, shape: Sequence[int], strides: Sequence[int]) -> None:
-        """Writes a map of these sizes and strides (bytes), innermost first; the caller fills in its address."""
+        """Writes sizes and strides (bytes), innermost first, over a map that began as `blank`; the caller fills in its
+        address."""
         if self.is_known:
-            words[first : first + WORDS] = array("Q", self._all_words(*shape, *strides))
+            words[first + self._begin : first + self._end] = array("Q", self._varying(*shape, *strides))
         else:
             whole = replace(self._kind, address=_SOME_ADDRESS, shape=tuple(shape), strides=tuple(strides))
             words[first : first + WORDS] = array("Q", self._encode(whole))
@@ -134,7 +136,7 @@ class MapTemplate:
         return True
 
     def _make_writer(self) -> None:
-        """Makes the function that gives all words of a map by its sizes and strides.
+        """Makes the function that gives the words of a map that sizes and strides change.
 
         Its text is put together here, for a loop over the stretches of bits would take longer than a launch.
         """
@@ -145,8 +147,9 @@ class MapTemplate:
             value = f"({name} - 1)" if name.startswith("size") else f"({name} // {_STRIDE_UNIT})"
             for word, drop, mask, up in runs or ():
                 terms.setdefault(word, []).append(f"({value} >> {drop} & {mask}) << {up}")
-        words = (" | ".join([str(word), *terms.get(index, [])]) for index, word in enumerate(self._smallest))
-        self._all_words = eval(f"lambda {', '.join(names)}: ({', '.join(words)},)")
+        self._begin, self._end = min(terms), max(terms) + 1
+        words = (" | ".join([str(self.blank[index]), *terms.get(index, [])]) for index in range(self._begin, self._end))
+        self._varying = eval(f"lambda {', '.join(names)}: ({', '.join(words)},)")
         rows = self._sizes[1] if len(self._sizes) > 1 else None
         if rows is not None and len(rows) == 1:
             word, _, mask, up = rows[0]
