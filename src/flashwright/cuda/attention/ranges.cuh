@@ -41,11 +41,6 @@ struct Steps {
 // The blocks of `block_keys` keys that hold a key for any row of a block of queries, in the order in which they are
 // visited: the first block first, or last if `reversed`.
 template <int block_keys, bool reversed> struct KeyBlocks {
-    // Which ends of the sequence of steps may need the mask: the right edge of the window, or the incomplete last
-    // block, is in every kernel; the left edge in some.
-    static constexpr bool masks_first_steps = reversed || variant::masks_left;
-    static constexpr bool masks_last_steps = !reversed || variant::masks_left;
-
     int first_block, count;
 
     DEVICE KeyBlocks(const Window &window, int first_query, int last_query) {

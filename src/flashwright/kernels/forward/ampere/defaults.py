@@ -17,8 +17,9 @@ _WIDE_HEADS = {
     192: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
     256: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
 }
-# d_head 64, 128 and 256: the fastest tried on an H200 (benchmarks/results/ampere_h200_bf16.json); the others are like
-# their neighbours, and were not timed. Two blocks of these fit 228 KiB of shared memory.
+# d_head 64, 128 and 256: the fastest tried on an H200 (benchmarks/results/ampere_h200_bf16.json) but for `reversed`,
+# which keeps the incomplete last block out of the main loop's way; the others are like their neighbours, and were not
+# timed. Two blocks of these fit 228 KiB of shared memory.
 _TWO_STAGES = _WIDE_HEADS | {
     256: f"64, 32, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",
     32: f"128, 128, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",

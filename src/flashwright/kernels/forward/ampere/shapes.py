@@ -281,7 +281,7 @@ class ForwardKernelTileShapes:
     @property
     def recomputes_copy_offsets(self) -> bool:
         """Whether a thread finds its part of a copy anew in every step. Beyond 128 columns, O leaves no registers to
-        keep it; up to 128, keeping it is faster."""
+        keep it; up to 128, finding it anew makes the ladder's last rung spill on sm_90."""
         return self.config.d_head > 128
 
     @staticmethod
