@@ -60,7 +60,7 @@ def attention(
     """
     if window.__class__ is list:
         window = tuple(window)
-    if not isinstance(q, np.ndarray) and is_plain_call(q, k, v):
+    if is_plain_call(q, k, v):
         # All that a kind of call depends on. Tensors elsewhere have other device indices, and fail when it is made.
         request = (
             q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(),

@@ -41,9 +41,10 @@ class NoKernel:
         """Bytes of the parameters to read at each launch."""
         self.parameters: list[bytes] = []
 
-    def launch(self, grid: tuple[int, int, int], addresses: Any, stream: int) -> None:
+    def launch(self, grid: tuple[int, int, int], parameters_at: int, stream: int) -> None:
         self.launches.append(grid)
         if self.sizes:
+            addresses = (ctypes.c_uint64 * len(self.sizes)).from_address(parameters_at)
             self.parameters = [ctypes.string_at(*each) for each in zip(addresses, self.sizes, strict=True)]
 
 
@@ -65,7 +66,7 @@ def kernel(monkeypatch) -> NoKernel:
     monkeypatch.setattr(plans, "map_template", cache(lambda kind: MapTemplate(kind, encoded)))
     monkeypatch.setattr(plans, "multiprocessors", lambda device_index: MULTIPROCESSORS)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device_index: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     return kernel
 
 

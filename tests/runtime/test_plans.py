@@ -61,3 +61,29 @@ def test_a_kernel_for_one_row_stride_refuses_others(gpu):
     kind.run(*(laid_out("heads first", 1, 2, 8) for _ in range(3)))
     with pytest.raises(ValueError, match=r"128 elements, but .* was specialised for 64|static_row_stride = 64"):
         kind.run(*(laid_out("rows first", 1, 2, 9) for _ in range(3)))
+
+
+@pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
+def test_launches_of_several_threads_at_once_have_parameters_of_their_own(gpu, config):
+    kind = gpu.kind(AttentionOptions(Window(None, 0)), lambda *sizes: config)
+    calls = [[laid_out("heads first", 1, 2, rows) for _ in range(3)] for rows in (300, 300, 200)]
+    alone = []
+    for tensors in calls * 3:  # until schedules are dealt
+        out = torch.zeros_like(tensors[0])
+        kind.run(*tensors, out)
+        alone.append((out, gpu.kernels[-1].launches[-1]))
+    kernel, record = gpu.kernels[-1], gpu.kernels[-1].launch
+
+    def launch_amid_others(grid: Any, parameters_at: int, stream: int) -> None:
+        """Before the driver has copied the parameters, the other calls are launched."""
+        if waiting:
+            tensors, out = waiting.pop()
+            kind.run(*tensors, out)
+        record(grid, parameters_at, stream)
+
+    next(iter(kind.arrangements.values())).plan.launch = launch_amid_others
+    waiting = [(tensors, out) for tensors, (out, _) in zip(calls, alone[-3:], strict=True)]
+    tensors, out = waiting.pop()
+    kernel.launches.clear()
+    kind.run(*tensors, out)
+    assert kernel.launches == [launch for _, launch in alone[-3:]]

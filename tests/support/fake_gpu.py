@@ -12,6 +12,7 @@ import pytest
 
 from flashwright.hardware.tensor_map import TensorMap
 from flashwright.kernels.forward.launch import ForwardArguments
+from flashwright.kernels.registry import family_of
 from flashwright.runtime import plans, tensor_maps
 from flashwright.runtime.tensor_maps import WORDS, MapTemplate
 
@@ -39,10 +40,11 @@ class RecordingKernel:
         self.config, self.variant = config, variant
         self.launches: list[tuple[tuple[int, int, int], list[bytes]]] = []
 
-    def launch(self, grid: tuple[int, int, int], addresses: Any, stream: int) -> None:
-        sizes = [*([128] * (len(addresses) - 2)), ctypes.sizeof(ForwardArguments), 16]
-        if len(addresses) == 1:
-            sizes = [ctypes.sizeof(ForwardArguments)]
+    def launch(self, grid: tuple[int, int, int], parameters_at: int, stream: int) -> None:
+        sizes = [ctypes.sizeof(ForwardArguments)]
+        if family_of(self.config).launch_rules.boxes is not None:
+            sizes = [128, 128, 128, *sizes, 16]
+        addresses = (ctypes.c_uint64 * len(sizes)).from_address(parameters_at)
         parameters = [ctypes.string_at(address, size) for address, size in zip(addresses, sizes, strict=True)]
         self.launches.append((grid, parameters))
 
@@ -60,8 +62,8 @@ class FakeGPU:
             empty_like=torch.empty_like,
             empty=torch.empty,
             float32=torch.float32,
-            _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0),
-            cuda=SimpleNamespace(current_device=lambda: 0, device=lambda index: contextlib.nullcontext()),
+            _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0, _cuda_getDevice=lambda: 0),
+            cuda=SimpleNamespace(device=lambda index: contextlib.nullcontext()),
         )
 
     def _load(self, config: Any, variant: Any, device_index: int) -> RecordingKernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 from flashwright.compiler.kernel import Kernel
@@ -40,18 +39,18 @@ class LoadedKernel:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         driver_checked(driver.cuKernelSetAttribute(attribute, kernel.shared_bytes, handle, device))
 
-    def launch(self, grid: Grid, parameters: array[int], stream: int) -> None:
-        """Queues one launch with the parameters at these addresses; they are copied before this returns."""
+    def launch(self, grid: Grid, parameters: int, stream: int) -> None:
+        """Queues one launch; `parameters` is where the addresses of its parameters lie one after the other. What they
+        point to is copied before this returns."""
         (status,) = self._launch(
-            self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters.buffer_info()[0], 0
-        )
+            self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters, 0
+        )  # fmt: skip
         if not status:
             return
         if status == self._no_context:  # the first use of CUDA in this thread
             make_context_current(self._device_index)
             (status,) = self._launch(
-                self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream,
-                parameters.buffer_info()[0], 0,
+                self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters, 0
             )  # fmt: skip
         if status:
             raise GPUError(f"launching {self.kernel.config} with grid {grid} failed: {driver_error_text(status)}")

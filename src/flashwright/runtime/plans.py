@@ -8,6 +8,7 @@ strides decide; it neither compiles nor calls the driver.
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -101,15 +102,15 @@ class CallKind:
         """For tensors of a new layout, everything checked; raises `ValueError` for what is not attention's."""
         if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
             self.arrangements.clear()
+        q_shape, _, k_shape, _, v_shape, _ = layout[:6]
         buckets = None
-        if len(layout) == 6 and len(q.shape) == len(k.shape) == 4:  # neither packed nor written to a given output
-            buckets = length_bucket(q.shape[2]), length_bucket(k.shape[2])
+        if len(layout) == 6 and len(q_shape) == len(k_shape) == 4:  # neither packed nor written to a given output
+            buckets = length_bucket(q_shape[2]), length_bucket(k_shape[2])
             latest = self._latest.get(buckets)
             near = None if latest is None else latest.of_other_lengths(layout, out)
             if near is not None:
                 self.arrangements[layout] = self._latest[buckets] = near
                 return near
-        q_shape, _, k_shape, _, v_shape, _ = layout[:6]
         check_shapes(q_shape, k_shape, v_shape)
         if q_shape[2] > MAX_LENGTH or k_shape[2] > MAX_LENGTH:
             raise ValueError(f"{max(q_shape[2], k_shape[2])} rows are not allowed; allowed: up to {MAX_LENGTH}")
@@ -174,20 +175,19 @@ class Plan:
         self.B_r = config.B_r
         self.variant = launch.variant
         self.kernel: LoadedKernel = loaded_kernel(config, launch.variant, kind.device_index)
+        self.launch = self.kernel.launch
         self.rules = family_of(config).launch_rules
         self.row_stride = self.rules.row_stride(config)
         self.multiprocessors = multiprocessors(kind.device_index)
         self.maps = [map_template(_kind_of_map(each)) for each in launch.tensor_maps]
         # The parameters one after the other in 8-byte words: tensor maps, arguments, perhaps a schedule.
         self.words = array("Q", [word for template in self.maps for word in template.blank])
-        first_words = [index * WORDS for index in range(len(self.maps))]
-        for parameter in (launch.arguments, *(() if launch.schedule is None else (launch.schedule,))):
-            first_words.append(len(self.words))
-            data = bytes(parameter)
-            self.words.frombytes(data + bytes(-len(data) % WORD_BYTES))
-        self.offsets = [WORD_BYTES * first for first in first_words]
-        self.arguments = first_words[len(self.maps)]
-        self.schedule = first_words[-1] if launch.schedule is not None else None
+        self.arguments = len(self.maps) * WORDS
+        self.words.extend(_words_of(launch.arguments))
+        self.schedule = None if launch.schedule is None else _words_of(launch.schedule)
+        self.before_schedule = slice(0, len(self.words))
+        self.spare: list[Parameters] = []
+        """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
         self.deals_tiles = self.rules.deals_tiles(config, launch.variant)
         self.q, self.k, self.v, self.o, self.lse, self.q_starts, self.kv_starts = (
             self.arguments + _word(name) for name in ("Q", "K", "V", "O", "lse", "q_starts", "kv_starts")
@@ -226,20 +226,20 @@ class Plan:
             zip(self.maps, (q_shape, k_shape, k_shape), (q_strides, k_strides, v_strides), strict=False)
         ):
             template.write(words, index * WORDS, shape[::-1], map_strides(shape, strides))
-        if self.schedule is not None:
-            words[self.schedule : self.schedule + 2] = array(
-                "Q", self.rules.schedule_by_rule(q_blocks, q_heads, batches)
-            )
-        return Arrangement(self, layout, words, grid)
+        return Arrangement(self, layout, words, self.schedule_by_rule(q_blocks, q_heads, batches), grid)
 
-    def improve_schedule(self, words: array[int], layout: tuple[Any, ...], grid: Grid) -> None:
+    def schedule_by_rule(self, q_blocks: int, heads: int, batches: int) -> array[int] | None:
+        """The beginning of a schedule, found at once; None if the kernel takes none."""
+        if self.schedule is None:
+            return None
+        return array("Q", self.rules.schedule_by_rule(q_blocks, heads, batches))
+
+    def balanced_schedule(self, layout: tuple[Any, ...], grid: Grid) -> array[int]:
         """Balances thread blocks as well as the family can, which takes longer than a call."""
-        assert self.rules.schedule is not None and self.schedule is not None
+        assert self.rules.schedule is not None
         (batch, q_heads, q_rows, _), (_, kv_heads, kv_rows, _) = layout[0], layout[2]
         sizes = Sizes(batch, q_heads, kv_heads, q_rows, kv_rows)
-        data = bytes(self.rules.schedule(self.config, self.variant, sizes, self.kind.options.window, grid[0]))
-        packed = array("Q", data + bytes(-len(data) % WORD_BYTES))
-        words[self.schedule : self.schedule + len(packed)] = packed
+        return _words_of(self.rules.schedule(self.config, self.variant, sizes, self.kind.options.window, grid[0]))
 
 
 _Q, _K, _V, _O = (_word(name) for name in "QKVO")
@@ -247,15 +247,40 @@ _LSE_BATCH_STRIDE, _LSE_HEAD_STRIDE = _word("lse_batch_stride"), _word("lse_head
 _LENGTHS, _HEADS, _BLOCKS = _word("q_length"), _word("q_heads"), _word("q_blocks")
 
 
+class Parameters:
+    """A launch's parameters in memory, and behind them their addresses, as the driver takes them."""
+
+    __slots__ = ("address", "schedule", "words")
+
+    def __init__(self, plan: Plan) -> None:
+        self.words = words = plan.words[:]
+        self.schedule: array[int] | None = None
+        """Which was written last."""
+        first_words = [*range(0, plan.arguments + 1, WORDS)]
+        if plan.schedule is not None:
+            first_words.append(len(words))
+            words.extend(plan.schedule)
+        places = len(words)
+        words.extend(first_words)
+        base = words.buffer_info()[0]
+        for index, first in enumerate(first_words):
+            words[places + index] = base + WORD_BYTES * first
+        self.address = base + WORD_BYTES * places
+        """Of the addresses."""
+
+
 class Arrangement:
     """A plan's parameters for tensors of certain shapes and strides, addresses apart."""
 
-    __slots__ = ("grid", "layout", "plan", "runs", "words")
+    __slots__ = ("grid", "layout", "plan", "runs", "schedule", "words")
 
-    def __init__(self, plan: Plan, layout: tuple[Any, ...], words: array[int], grid: Grid) -> None:
+    def __init__(
+        self, plan: Plan, layout: tuple[Any, ...], words: array[int], schedule: array[int] | None, grid: Grid
+    ) -> None:
         self.plan = plan
         self.layout = layout
         self.words = words
+        self.schedule = schedule
         self.grid = grid
         self.runs = 0 if plan.deals_tiles else 2
         """How often it has run, up to 2."""
@@ -275,14 +300,24 @@ class Arrangement:
         if self.runs < 2:
             self.runs += 1
             if self.runs == 2:  # lengths that come again
-                plan.improve_schedule(self.words, self.layout, self.grid)
-        words = self.words[:]
-        words[plan.q] = q_address = q.data_ptr()
-        words[plan.k] = k_address = k.data_ptr()
-        words[plan.v] = v_address = v.data_ptr()
-        words[plan.o] = o_address = out.data_ptr()
+                self.schedule = plan.balanced_schedule(self.layout, self.grid)
+        q_address, k_address, v_address, o_address = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (q_address | k_address | v_address | o_address) % VECTOR_BYTES:
             return CopiesFirst(plan.kind).run(q, k, v, out, starts, packed)
+        try:
+            parameters = plan.spare.pop()
+        except IndexError:
+            parameters = Parameters(plan)
+        words = parameters.words
+        words[plan.before_schedule] = self.words
+        schedule = self.schedule
+        if parameters.schedule is not schedule and schedule is not None:
+            words[plan.before_schedule.stop : plan.before_schedule.stop + len(schedule)] = schedule
+            parameters.schedule = schedule
+        words[plan.q] = q_address
+        words[plan.k] = k_address
+        words[plan.v] = v_address
+        words[plan.o] = o_address
         lse = None
         if plan.returns_lse:
             lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -290,15 +325,15 @@ class Arrangement:
         if starts is not None:
             words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
         index = plan.device_index
-        # What torch.cuda.current_stream(index).cuda_stream gives, without building the Stream object.
+        # What torch.cuda.current_stream(index).cuda_stream and torch.cuda.current_device() give, without building a
+        # Stream object and without asking whether CUDA is initialised.
         stream = torch._C._cuda_getCurrentRawStream(index)
-        base = words.buffer_info()[0]
-        addresses = array("Q", [base + offset for offset in plan.offsets])
-        if index == torch.cuda.current_device():
-            plan.kernel.launch(self.grid, addresses, stream)
+        if index == torch._C._cuda_getDevice():
+            plan.launch(self.grid, parameters.address, stream)
         else:
             with torch.cuda.device(index):
-                plan.kernel.launch(self.grid, addresses, stream)
+                plan.launch(self.grid, parameters.address, stream)
+        plan.spare.append(parameters)
         return out, lse
 
     def of_other_lengths(self, layout: tuple[Any, ...], out: torch.Tensor) -> Arrangement | None:
@@ -326,12 +361,13 @@ class Arrangement:
         ):
             return None
         words = self.words[:]
-        grid = self.grid
+        grid, schedule = self.grid, self.schedule
         if q_shape != old_q_shape or q_strides != old_q_strides:
-            other = self._write_queries(words, q_shape, q_strides, head_dim, out.stride())
-            if other is None:
+            if not self._write_queries(words, q_shape, q_strides, head_dim, out.stride()):
                 return None
-            grid = other
+            q_blocks, heads = -(-q_shape[2] // plan.B_r), q_shape[1]
+            grid = plan.rules.grid(plan.config, q_blocks, heads, batch, plan.multiprocessors)
+            schedule = plan.schedule_by_rule(q_blocks, heads, batch)
         first = plan.arguments
         words[first + _LENGTHS] = q_shape[2] | kv_rows << 32
         if k_strides != old_k_strides:
@@ -349,7 +385,7 @@ class Arrangement:
             elif not (only_rows and v_strides == old_v_strides and V.write_rows(words, 2 * WORDS, kv_rows)):
                 V.write(words, 2 * WORDS, (head_dim, kv_rows, kv_heads, batch), map_strides(k_shape, v_strides))
         # Whatever tiles were dealt, all are computed: how many keys they attend to decides only how evenly.
-        return Arrangement(plan, layout, words, grid)
+        return Arrangement(plan, layout, words, schedule, grid)
 
     def _write_queries(
         self,
@@ -358,8 +394,8 @@ class Arrangement:
         strides: Sequence[int],
         kv_head_dim: int,
         out_strides: Sequence[int],
-    ) -> Grid | None:
-        """Writes what other queries change, and returns their grid; None if more is different."""
+    ) -> bool:
+        """Writes what other queries change; False if more is different."""
         plan, old_shape = self.plan, self.layout[0]
         batch, heads, rows, head_dim = shape
         q_batch, q_head, q_row, q_column = strides
@@ -374,7 +410,7 @@ class Arrangement:
             or rows > MAX_LENGTH
             or q_blocks * heads * batch > MAX_BLOCKS
         ):
-            return None
+            return False
         first = plan.arguments
         words[first + _Q + 1], words[first + _Q + 2], words[first + _Q + 3] = q_batch, q_head, q_row
         words[first + _O + 1], words[first + _O + 2], words[first + _O + 3] = o_batch, o_head, o_row
@@ -385,9 +421,12 @@ class Arrangement:
             only_rows = batch == old_shape[0] and rows > 1 and old_shape[2] > 1 and strides == self.layout[1]
             if not (only_rows and Q.write_rows(words, 0, rows)):
                 Q.write(words, 0, (head_dim, rows, heads, batch), map_strides(shape, strides))
-        if plan.schedule is not None:
-            words[plan.schedule], words[plan.schedule + 1] = plan.rules.schedule_by_rule(q_blocks, heads, batch)
-        return plan.rules.grid(plan.config, q_blocks, heads, batch, plan.multiprocessors)
+        return True
+
+
+def _words_of(parameter: ctypes.Structure) -> array[int]:
+    data = bytes(parameter)
+    return array("Q", data + bytes(-len(data) % WORD_BYTES))
 
 
 def _kind_of_map(tensor_map: TensorMap) -> TensorMap:
