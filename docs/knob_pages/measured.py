@@ -7,12 +7,16 @@ from itertools import groupby
 from typing import Any
 
 from flashwright.workbench.bench.grid_plot import length_text
-from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, label_of, mean_ratio
+from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, Worst, label_of, mean_ratio
+from flashwright.workbench.bench.scores import KINDS
 from flashwright.workbench.ladder import Ladder
 
 from .markdown import table
 
 PEERS = ("sdpa-cudnn", "sdpa-fa2")
+SCORES_MEASURED_BY = (
+    "flashwright bench --scores all --family hopper,ampere --output benchmarks/results/scores_h200_bf16.json"
+)
 
 
 def bench_table(result: BenchResult) -> str:
@@ -35,15 +39,50 @@ def _figures(found: CellResult) -> str:
 
 
 def _conditions(result: BenchResult, labels: str) -> str:
-    environment, first = result.environment, result.cells[0].cell
+    first = result.cells[0].cell
     means = " and ".join(f"{mean_ratio(result.cells, peer):.2f}" for peer in PEERS)
-    versions = f"driver {environment['driver']}, PyTorch {environment['torch']}, NVRTC {environment['nvrtc']}"
     return (
         f"TFLOP/s in {first.dtype.name}, in brackets how many times as fast as {labels}: {means} in the geometric mean "
-        f"of {len(result.cells)} cells. {environment['gpu']}, {versions}, {str(environment['date'])[:10]}; GPU time, "
+        f"of {len(result.cells)} cells, on standard normal q, k and v. {_machine(result.environment)}; GPU time, "
         f"medians, all in turns in one process; {first.batch * first.length:,} tokens of hidden size "
         f"{first.heads * first.d_head:,}."
     )
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    versions = f"driver {environment['driver']}, PyTorch {environment['torch']}, NVRTC {environment['nvrtc']}"
+    return f"{environment['gpu']}, {versions}, {str(environment['date'])[:10]}"
+
+
+def kinds_table() -> str:
+    """What each kind of scores is."""
+    return table(["kind", "what its scores look like"], [[f"`{k.name}`", k.meaning] for k in KINDS.values()], 2)
+
+
+def scores_table(result: BenchResult | None) -> str:
+    """Per kind of scores and family: the speed beside the fastest peer of each cell, and beside normal scores."""
+    if result is None:
+        return f"Not measured yet. On a GPU: `{SCORES_MEASURED_BY}`, then `make docs`."
+    rows = [
+        [
+            f"`{summary.scores}`",
+            summary.name,
+            "–" if summary.mean_to_best is None else f"{summary.mean_to_best:.2f}",
+            _worst(summary.worst_to_best),
+            _worst(summary.worst_to_normal),
+        ]
+        for summary in result.summaries()
+    ]
+    header = ["scores", "implementation", "÷ best peer, mean", "÷ best peer, worst cell", "÷ normal scores, worst cell"]
+    peers = ", ".join(label_of(peer) for peer in result.peers())
+    return f"{table(header, rows, numbers_from=2)}\n\nPeers: {peers}. {_machine(result.environment)}."
+
+
+def _worst(worst: Worst | None) -> str:
+    if worst is None:
+        return "–"
+    cell = worst.cell
+    return f"{worst.ratio:.2f} ({cell.d_head}, {cell.mask}, {length_text(cell.length)})"
 
 
 def ladder_table(ladder: Ladder) -> str:
@@ -80,11 +119,9 @@ def ampere_table(document: Mapping[str, Any]) -> str:
     ]
     header = [cells[0]["dtype"], "mask", *(length_text(length) for length in lengths)]
     smallest = min(cells, key=lambda cell: cell["ratio"])
-    environment = document["environment"]
-    versions = f"driver {environment['driver']}, PyTorch {environment['torch']}, NVRTC {environment['nvrtc']}"
     return (
         f"{table(header, rows, numbers_from=2)}\n\n"
         f"{document['geometric_mean']:.3f} in the geometric mean; the smallest is {smallest['ratio']:.3f}, at d_head "
         f"{smallest['d_head']}, {'causal' if smallest['causal'] else 'full'}, {smallest['length']:,} rows. "
-        f"{environment['gpu']}, {versions}, {str(environment['date'])[:10]}."
+        f"{_machine(document['environment'])}."
     )

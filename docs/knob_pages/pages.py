@@ -23,6 +23,7 @@ RESULTS = Path("benchmarks/results")
 FACTS, LADDER, EFFECTS, BENCH = (
     RESULTS / name for name in ("knob_facts.json", "ladder_h200.json", "knob_effects_h200.json", "bench_h200_bf16.json")
 )
+SCORES = RESULTS / "scores_h200_bf16.json"
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
 INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
@@ -39,6 +40,7 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_ladder(root / LADDER),
         effects,
         read_result(root / BENCH),
+        read_result(root / SCORES) if (root / SCORES).exists() else None,
         read_ladder(root / HOPPER_LADDER),
         {dtype: json.loads((root / path).read_text("utf-8")) for dtype, path in AMPERE_GRIDS.items()},
     )
