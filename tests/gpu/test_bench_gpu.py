@@ -21,12 +21,19 @@ pytestmark = pytest.mark.gpu
 SMALL = ["bench", "--d-head", "64", "--seqlen", "256", "--seqlen", "512", "--tokens", "2048", "--hidden", "256"]
 
 
+SOURCE = Path(__file__).parents[2] / "src"
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
+"""Of processes that start in another directory."""
+
+
+def families_of_this_gpu() -> list[str]:
+    return [family.name for family in families() if family.runs_on(this_gpu().arch)]
+
+
 def flashwright(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    source = Path(__file__).parents[2] / "src"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(
         [sys.executable, "-m", "flashwright", *arguments], capture_output=True, text=True, timeout=240, cwd=cwd,
-        env=environment,
+        env=ENVIRONMENT,
     )  # fmt: skip
 
 
@@ -68,7 +75,7 @@ def attention(q, k, v, causal):
 
 def test_kinds_of_scores_families_and_a_function_of_the_users_own_are_measured_together(tmp_path):
     (tmp_path / "my_peers.py").write_text(PEER)
-    ours = [family.name for family in families() if family.runs_on(this_gpu().arch)]
+    ours = families_of_this_gpu()
     run = flashwright(
         *SMALL, "--causal", "--scores", "all", "--family", ",".join(ours), "--peers", "sdpa-fa2", "--peer",
         "my_peers:attention", "--json", cwd=tmp_path,
@@ -79,3 +86,14 @@ def test_kinds_of_scores_families_and_a_function_of_the_users_own_are_measured_t
     for cell in cells:
         assert cell["failures"] == {}
         assert cell["implementations"].keys() == {*map(ours_of, ours), "sdpa-fa2", "my_peers:attention"}
+
+
+def test_errors_of_every_family_are_compared_on_every_kind_of_scores(tmp_path):
+    path = tmp_path / "errors.json"
+    script = Path(__file__).parents[2] / "benchmarks/accuracy.py"
+    arguments = ["--dtype", "BF16", "--d-head", "64", "--seqlen", "200", "--output", str(path)]
+    run = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, env=ENVIRONMENT)
+    document = json.loads(path.read_text())
+    assert document["failures"] == [], run.stdout
+    assert len(document["cells"]) == 2 * len(KINDS) * len(families_of_this_gpu())
+    assert run.returncode == (0 if all(cell["within_limits"] for cell in document["cells"]) else 1)
