@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from flashwright.workbench.bench.grid_plot import length_text
-from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, Worst, label_of, mean_ratio
-from flashwright.workbench.bench.scores import KINDS
+from flashwright.workbench.bench.result_files import read_document
+from flashwright.workbench.bench.results import (
+    OURS,
+    BenchResult,
+    CellResult,
+    Worst,
+    geometric_mean,
+    label_of,
+    mean_ratio,
+    ours_of,
+    read_result,
+)
+from flashwright.workbench.bench.scores import KINDS, NORMAL
 from flashwright.workbench.ladder import Ladder
 
 from .markdown import table
@@ -109,19 +122,61 @@ def _rungs(ladder: Ladder, peers: list[str]) -> Iterator[list[str]]:
         ]
 
 
-def ampere_table(document: Mapping[str, Any]) -> str:
-    """What `benchmarks/ampere_grid.py` found: TFLOP/s of the best candidate, and its ratio to FlashAttention-2."""
-    cells = document["cells"]
-    lengths = sorted({cell["length"] for cell in cells})
+# --- The Ampere family against FlashAttention-2 --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AmpereCell:
+    """The Ampere family on one problem: TFLOP/s, and how many times as fast as FlashAttention-2."""
+
+    dtype: str
+    d_head: int
+    causal: bool
+    length: int
+    tflops: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class AmpereGrid:
+    what: str
+    """What was timed."""
+    environment: Mapping[str, Any]
+    cells: tuple[AmpereCell, ...]
+
+
+def read_ampere_grid(path: Path) -> AmpereGrid:
+    """A result of `flashwright bench --family ampere`; or one of the fastest of several configs in each cell."""
+    document = read_document(path, holding="cells", made_by="flashwright bench --family ampere")
+    names = [field.name for field in fields(AmpereCell)]
+    if "format" not in document:
+        cells = tuple(AmpereCell(*(cell[name] for name in names)) for cell in document["cells"])
+        return AmpereGrid("the fastest of several configs in each cell", document["environment"], cells)
+    result, ours = read_result(path).of_kind(NORMAL), ours_of("ampere")
+    cells = tuple(_ampere_cell(found, ours) for found in result.cells)
+    return AmpereGrid('`attention(family="ampere")`', result.environment, cells)
+
+
+def _ampere_cell(found: CellResult, ours: str) -> AmpereCell:
+    cell, tflops, ratio = found.cell, found.tflops(ours), found.ratio("sdpa-fa2", ours)
+    if tflops is None or ratio is None:
+        raise ValueError(f"d_head {cell.d_head}, {cell.mask}, {cell.length} rows: {ours} or sdpa-fa2 was not measured")
+    return AmpereCell(cell.dtype.name, cell.d_head, cell.causal, cell.length, tflops, ratio)
+
+
+def ampere_table(grid: AmpereGrid) -> str:
+    """TFLOP/s, and the ratio to FlashAttention-2."""
+    lengths = sorted({cell.length for cell in grid.cells})
     rows = [
-        [str(d_head), "causal" if causal else "full", *(f"{cell['tflops']:.0f} ({cell['ratio']:.2f})" for cell in row)]
-        for (d_head, causal), row in groupby(cells, key=lambda cell: (cell["d_head"], cell["causal"]))
+        [str(d_head), "causal" if causal else "full", *(f"{cell.tflops:.0f} ({cell.ratio:.2f})" for cell in row)]
+        for (d_head, causal), row in groupby(grid.cells, key=lambda cell: (cell.d_head, cell.causal))
     ]
-    header = [cells[0]["dtype"], "mask", *(length_text(length) for length in lengths)]
-    smallest = min(cells, key=lambda cell: cell["ratio"])
+    header = [grid.cells[0].dtype, "mask", *(length_text(length) for length in lengths)]
+    smallest = min(grid.cells, key=lambda cell: cell.ratio)
+    mean = geometric_mean(cell.ratio for cell in grid.cells)
     return (
         f"{table(header, rows, numbers_from=2)}\n\n"
-        f"{document['geometric_mean']:.3f} in the geometric mean; the smallest is {smallest['ratio']:.3f}, at d_head "
-        f"{smallest['d_head']}, {'causal' if smallest['causal'] else 'full'}, {smallest['length']:,} rows. "
-        f"{_machine(document['environment'])}."
+        f"Timed: {grid.what}. {mean:.3f} in the geometric mean; the smallest is {smallest.ratio:.3f}, at d_head "
+        f"{smallest.d_head}, {'causal' if smallest.causal else 'full'}, {smallest.length:,} rows. "
+        f"{_machine(grid.environment)}."
     )

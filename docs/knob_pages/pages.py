@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from flashwright.workbench.ladder import read_ladder
 from .blocks import filled
 from .kernel_facts import FactsFile, gather, read_facts, write_facts
 from .knobs import KNOBS
+from .measured import read_ampere_grid
 from .pictures import pictures
 from .tables import Inputs, renderers
 
@@ -42,7 +42,7 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_result(root / BENCH),
         read_result(root / SCORES) if (root / SCORES).exists() else None,
         read_ladder(root / HOPPER_LADDER),
-        {dtype: json.loads((root / path).read_text("utf-8")) for dtype, path in AMPERE_GRIDS.items()},
+        {dtype: read_ampere_grid(root / path) for dtype, path in AMPERE_GRIDS.items()},
     )
 
 

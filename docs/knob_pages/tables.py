@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from flashwright.kernels.forward.ampere import explain as ampere
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
@@ -22,7 +21,7 @@ from .blocks import Renderer
 from .kernel_facts import KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
 from .markdown import table
-from .measured import ampere_table, bench_table, kinds_table, ladder_table, scores_table
+from .measured import AmpereGrid, ampere_table, bench_table, kinds_table, ladder_table, scores_table
 
 MEASURED_BY = "PYTHONPATH=src python benchmarks/knob_effects.py benchmarks/results/knob_effects_h200.json"
 DEVICE_CODE = "src/flashwright/cuda"
@@ -62,7 +61,7 @@ class Inputs:
     scores: BenchResult | None
     """By kind of scores; None until it has been measured."""
     hopper_ladder: Ladder
-    ampere_grids: Mapping[str, Mapping[str, Any]]
+    ampere_grids: Mapping[str, AmpereGrid]
     """By element type."""
 
 
