@@ -39,7 +39,7 @@ def fake_gpu(monkeypatch):
     """A machine with a GPU whose every time is written down."""
     machine = FakeMachine()
     monkeypatch.setattr(command, "gpu_available", lambda: True)
-    monkeypatch.setattr(command, "GPUMachine", lambda: machine)
+    monkeypatch.setattr(command, "GPUMachine", lambda rounds: machine)
     monkeypatch.setattr(command, "_implementations", lambda config, families, peers: THREE)
     return machine
 
@@ -125,7 +125,7 @@ def test_a_function_in_this_directory_is_timed_beside_the_others(monkeypatch, tm
     machine = FakeMachine()
     machine.times_ms = {OURS: 2.0, "my_peers:attention": 3.0}
     monkeypatch.setattr(command, "gpu_available", lambda: True)
-    monkeypatch.setattr(command, "GPUMachine", lambda: machine)
+    monkeypatch.setattr(command, "GPUMachine", lambda rounds: machine)
     monkeypatch.setattr(command, "prepare_ours", lambda inputs, config: THREE[OURS](inputs))
     monkeypatch.setattr(command, "installed", lambda peers: ([], {}))
     code, out, error = flashwright(
@@ -180,6 +180,25 @@ def test_ctrl_c_before_the_first_cell_leaves_a_result_without_cells(fake_gpu, tm
     code, _, _ = flashwright("bench", "--output", str(path), "--plot", str(tmp_path / "bench.png"))
     assert code == 130
     assert read_result(path).cells == ()
+
+
+def test_parts_of_a_grid_that_were_measured_apart_make_one_result(result, tmp_path):
+    paths = [tmp_path / f"{d_head}.json" for d_head in (64, 128)]
+    for path, d_head in zip(paths, (64, 128), strict=True):
+        cells = tuple(found for found in result.cells if found.cell.d_head == d_head)
+        write_result(path, replace(result, cells=cells, arguments={"d_head": [d_head], "dtype": "BF16"}))
+    both = ("bench", "--from", str(paths[0]), "--from", str(paths[1]))
+    code, out, error = flashwright(*both, "--output", str(tmp_path / "whole.json"))
+    assert code == 0, error
+    assert "d_head 128, causal" in out
+    assert read_result(tmp_path / "whole.json") == result
+    code, _, error = flashwright("bench", "--from", str(paths[0]), "--from", str(paths[0]))
+    assert code == 1
+    assert "BF16, d_head 64, full, 512 rows, normal is in 2 results" in error
+    write_result(paths[1], replace(read_result(paths[1]), environment={"gpu": "NVIDIA Other"}))
+    code, _, error = flashwright(*both)
+    assert code == 1
+    assert "gpu is NVIDIA Imaginary, NVIDIA Other" in error
 
 
 def test_a_run_in_which_ours_never_worked_fails(fake_gpu):

@@ -22,7 +22,7 @@ from flashwright.problem.dtypes import DType
 from flashwright.runtime.devices import GPUError, gpu_available
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.figures import plot_files, save_figure
-from flashwright.workbench.bench.gpu_machine import GPUMachine, prepare_ours
+from flashwright.workbench.bench.gpu_machine import ROUNDS, GPUMachine, prepare_ours
 from flashwright.workbench.bench.grid import D_HEADS, LENGTHS, MASKS, Cell, grid
 from flashwright.workbench.bench.grid_plot import grid_figure, length_text
 from flashwright.workbench.bench.measure import Prepare, measure
@@ -34,6 +34,7 @@ from flashwright.workbench.bench.results import (
     CellResult,
     KindSummary,
     Worst,
+    combined,
     is_ours,
     label_of,
     mean_ratio,
@@ -97,12 +98,20 @@ def bench(
             "head_dim), and returns the output. The module may lie in this directory. Several times for several.",
         ),
     ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Turns of each; its time is the median of them.", show_default=str(ROUNDS))
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the result to a .png or .svg file, or both into a directory.")
     ] = None,
     stored: Annotated[
-        Path | None, typer.Option("--from", help="Show a stored result instead of measuring; needs no GPU.")
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="Show a stored result instead of measuring; needs no GPU. Several times for the parts of one grid, "
+            "which --output then writes as one.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -114,17 +123,17 @@ def bench(
     arguments = {
         "d_head": d_head, "seqlen": seqlen, "causal": causal, "dtype": dtype, "tokens": tokens, "hidden": hidden,
         "batch": batch, "heads": heads, "kv_heads": kv_heads, "scores": scores, "family": family, "config": config,
-        "peers": peers, "peer": peer,
+        "peers": peers, "peer": peer, "rounds": rounds,
     }  # fmt: skip
     given = {name: value for name, value in arguments.items() if value is not None and value != []}
     pictures = plot_files(plot, "bench") if plot else []
     if output:
         check_destination(output)
     if stored:
-        if given or output:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, *(["output"] if output else [])))
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ValueError(f"--from shows a stored result as it is; {options} do not go with it")
-        result = read_result(stored)
+        result = combined([read_result(path) for path in stored])
     else:
         result = _measured(given)
     if output:
@@ -167,9 +176,10 @@ def _measured(given: dict[str, Any]) -> BenchResult:
     families = _families(given, chosen)
     peers, missing = installed(chosen_peers(_names(given.get("peers", ()))))
     peers += _own_peers(given.get("peer", ()))
+    machine = GPUMachine(rounds=given.get("rounds", ROUNDS))
     _require_gpu()
     with progress_bar("measuring", len(cells)) as advance:
-        results, complete = measure(GPUMachine(), cells, _implementations(chosen, families, peers), advance=advance)
+        results, complete = measure(machine, cells, _implementations(chosen, families, peers), advance=advance)
     return BenchResult(environment_record(), given, tuple(results), missing, complete)
 
 

@@ -22,8 +22,8 @@ from flashwright import DType, parse_kernel_name_into_config
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import FULL, Window
 from flashwright.runtime.reference import attention_reference
+from flashwright.workbench.bench import gpu_machine, timing
 from flashwright.workbench.bench import peers as peers_module
-from flashwright.workbench.bench import timing
 from flashwright.workbench.bench.accuracy import SAMPLED_ROWS, sampled_relative_error
 from flashwright.workbench.bench.gpu_machine import GPUMachine, prepare_ours
 from flashwright.workbench.bench.grid import Cell, cell_of, grid
@@ -399,6 +399,18 @@ def test_the_gpu_machine_reports_what_cannot_be_captured_and_times_the_rest(monk
     times, failures = GPUMachine().gpu_times_ms(prepared)
     assert times.keys() == {"fine"}
     assert failures == {"broken": "RuntimeError: operation not permitted when stream is capturing"}
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_every_implementation_has_as_many_turns_as_there_are_rounds_and_one_to_warm_up(rounds, monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    GPUMachine(rounds=rounds).gpu_times_ms({"one": Prepared(partial(cuda.launch, "one", 1.0))})
+    assert cuda.replays == [("one", gpu_machine.LAUNCHES)] * (rounds + 1)
+
+
+def test_no_rounds_are_refused():
+    with pytest.raises(ValueError, match="rounds: 0 is not allowed"):
+        GPUMachine(rounds=0)
 
 
 def test_host_time_is_measured_inside_the_context_but_not_with_it(monkeypatch):

@@ -37,8 +37,10 @@ def prepare_ours(inputs: Inputs, *, config: KernelConfig | None = None, family: 
 
 
 class GPUMachine:
-    def __init__(self, device: str = "cuda") -> None:
-        self._device = device
+    def __init__(self, device: str = "cuda", *, rounds: int = ROUNDS) -> None:
+        if rounds < 1:
+            raise ValueError(f"rounds: {rounds} is not allowed; allowed: 1 or more")
+        self._device, self._rounds = device, rounds
 
     def inputs(self, cell: Cell) -> Inputs:
         q, k, v = score_inputs(
@@ -67,7 +69,7 @@ class GPUMachine:
                 captured[name] = capture(implementation.run, stream, LAUNCHES)
             except Exception as error:  # an implementation that cannot be captured in a CUDA graph
                 failures[name] = reason(error)
-        return replay_times_ms(captured, stream, rounds=ROUNDS), failures
+        return replay_times_ms(captured, stream, rounds=self._rounds), failures
 
     def host_us(self, prepared: Prepared, gpu_ms: float) -> float:
         calls = max(FEWEST_HOST_CALLS, min(MOST_HOST_CALLS, round(HOST_REPEAT_MS / gpu_ms)))

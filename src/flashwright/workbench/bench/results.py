@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,33 @@ class BenchResult:
             "missing": dict(self.missing),
             "cells": [result.to_dict() for result in self.cells],
         }
+
+
+SAME_IN_PARTS = ("gpu", "driver", "torch", "cudnn", "nvrtc", "flashwright")
+"""What the parts of one grid agree on."""
+
+
+def combined(parts: Sequence[BenchResult]) -> BenchResult:
+    """The result whose parts were measured apart, a head dimension each, for example; raises if they do not fit."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for name in SAME_IN_PARTS:
+        values = list(dict.fromkeys(str(part.environment.get(name)) for part in parts))
+        if len(values) > 1:
+            raise ValueError(
+                f"results of different machines or versions do not make one: {name} is {', '.join(values)}"
+            )
+    cells = [result for part in parts for result in part.cells]
+    for cell, count in Counter(result.cell for result in cells).items():
+        if count > 1:
+            where = f"{cell.dtype.name}, d_head {cell.d_head}, {cell.mask}, {cell.length} rows, {cell.scores}"
+            raise ValueError(f"{where} is in {count} results, which therefore do not make one")
+    arguments = {n: v for n, v in first.arguments.items() if all(part.arguments.get(n) == v for part in parts)}
+    missing = {name: why for part in parts for name, why in part.missing.items()}
+    return BenchResult(
+        first.environment, arguments, tuple(cells), missing, complete=all(part.complete for part in parts)
+    )
 
 
 def label_of(name: str) -> str:
