@@ -34,7 +34,7 @@ from flashwright.workbench.bench.knob_effects import (
     spread,
     write_knob_effects,
 )
-from flashwright.workbench.bench.measure import reason
+from flashwright.workbench.bench.measure import Timed, reason
 from flashwright.workbench.bench.peers import Inputs, Prepared
 from flashwright.workbench.bench.result_files import check_destination
 from flashwright.workbench.bench.timing import capture, host_us, replay_times_ms
@@ -42,7 +42,7 @@ from flashwright.workbench.environment import environment_record
 
 
 class Machine(GPUMachine):
-    def gpu_times_ms(self, prepared: Mapping[str, Prepared]) -> tuple[dict[str, float], dict[str, str]]:
+    def gpu_times_ms(self, prepared: Mapping[Timed, Prepared]) -> tuple[dict[Timed, float], dict[Timed, str]]:
         import torch
 
         stream = torch.cuda.Stream()

@@ -14,9 +14,10 @@ import pytest
 from command_line import flashwright
 
 from flashwright import FlashForwardKernelConfig, compile_kernel
-from flashwright.workbench.bench.grid import cell_of
+from flashwright.workbench.bench.grid import cell_of, grid
 from flashwright.workbench.bench.knob_effects import AGAIN, PEER, KnobEffects, bases, configs_of
-from flashwright.workbench.bench.results import CellResult, Measurement
+from flashwright.workbench.bench.result_files import write_document
+from flashwright.workbench.bench.results import BenchResult, CellResult, Measurement, ours_of, write_result
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -26,6 +27,7 @@ from knob_pages.blocks import block_names, filled
 from knob_pages.kernel_facts import ARCH, facts_of, installed_nvrtc
 from knob_pages.knobs import KNOBS, values_of
 from knob_pages.machine_code import digest, machine_code
+from knob_pages.measured import ampere_table, read_ampere_grid
 from knob_pages.pages import PICTURES, page_paths, read_inputs, stale_pages
 from knob_pages.pictures import pictures, standalone
 from knob_pages.tables import Inputs, failures, renderers
@@ -133,6 +135,39 @@ def test_without_measurements_the_pages_say_so_and_how_to_make_them(inputs):
     assert "Not measured yet" in unmeasured
     assert "benchmarks/knob_effects.py" in unmeasured
     assert "not measured yet" in renderers(replace(inputs, effects=None), None)["index"]("")
+
+
+ENVIRONMENT = {"gpu": "NVIDIA Fake", "driver": "1", "torch": "2", "nvrtc": "3", "date": "2030-01-02T03:04:05"}
+
+
+def family_result() -> BenchResult:
+    """The Ampere family and its peer, on normal scores and with a sink."""
+    cells = []
+    for cell in grid(lengths=(512, 1024), scores=("normal", "sink")):
+        times = {ours_of("ampere"): 2.0 if cell.scores == "normal" else 2.5, "sdpa-fa2": 3.0}
+        cells.append(CellResult(cell, {name: Measurement(ms, 10.0, 1e-3) for name, ms in times.items()}))
+    return BenchResult(ENVIRONMENT, {}, tuple(cells))
+
+
+def test_speeds_by_kind_of_scores_fill_their_table_or_say_how_to_measure_them(inputs):
+    unmeasured = renderers(replace(inputs, scores=None), None)["scores-table"]("")
+    assert "Not measured yet" in unmeasured
+    measured = renderers(replace(inputs, scores=family_result()), None)["scores-table"]("")
+    assert "| `sink` | flashwright (ampere) | 1.20 | 1.20 (64, full, 512) | 0.80 (64, full, 512) |" in measured
+    assert "Peers: FlashAttention-2 (SDPA). NVIDIA Fake" in measured
+
+
+def test_a_grid_of_the_ampere_family_is_a_result_of_bench_or_of_the_fastest_configs(tmp_path):
+    path = tmp_path / "result.json"
+    write_result(path, family_result())
+    table = ampere_table(read_ampere_grid(path))
+    assert "(1.50) |" in table
+    assert 'Timed: `attention(family="ampere")`. 1.500 in the geometric mean' in table
+    cell = {"dtype": "BF16", "d_head": 64, "causal": False, "length": 512, "tflops": 300.0, "ratio": 1.25, "best": "x"}
+    write_document(path, {"environment": ENVIRONMENT, "cells": [cell]})
+    table = ampere_table(read_ampere_grid(path))
+    assert "| 64 | full | 300 (1.25) |" in table
+    assert "Timed: the fastest of several configs in each cell. 1.250" in table
 
 
 # --- Generated blocks ------------------------------------------------------------------------------------------

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from flashwright.workbench.bench.grid_plot import length_text
-from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, label_of, mean_ratio
+from flashwright.workbench.bench.result_files import read_document
+from flashwright.workbench.bench.results import (
+    OURS,
+    BenchResult,
+    CellResult,
+    Worst,
+    geometric_mean,
+    label_of,
+    mean_ratio,
+    ours_of,
+    read_result,
+)
+from flashwright.workbench.bench.scores import KINDS, NORMAL
 from flashwright.workbench.ladder import Ladder
 
 from .markdown import table
 
 PEERS = ("sdpa-cudnn", "sdpa-fa2")
+SCORES_MEASURED_BY = (
+    "flashwright bench --scores all --family hopper,ampere --output benchmarks/results/scores_h200_bf16.json"
+)
 
 
 def bench_table(result: BenchResult) -> str:
@@ -35,15 +52,50 @@ def _figures(found: CellResult) -> str:
 
 
 def _conditions(result: BenchResult, labels: str) -> str:
-    environment, first = result.environment, result.cells[0].cell
+    first = result.cells[0].cell
     means = " and ".join(f"{mean_ratio(result.cells, peer):.2f}" for peer in PEERS)
-    versions = f"driver {environment['driver']}, PyTorch {environment['torch']}, NVRTC {environment['nvrtc']}"
     return (
         f"TFLOP/s in {first.dtype.name}, in brackets how many times as fast as {labels}: {means} in the geometric mean "
-        f"of {len(result.cells)} cells. {environment['gpu']}, {versions}, {str(environment['date'])[:10]}; GPU time, "
+        f"of {len(result.cells)} cells, on standard normal q, k and v. {_machine(result.environment)}; GPU time, "
         f"medians, all in turns in one process; {first.batch * first.length:,} tokens of hidden size "
         f"{first.heads * first.d_head:,}."
     )
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    versions = f"driver {environment['driver']}, PyTorch {environment['torch']}, NVRTC {environment['nvrtc']}"
+    return f"{environment['gpu']}, {versions}, {str(environment['date'])[:10]}"
+
+
+def kinds_table() -> str:
+    """What each kind of scores is."""
+    return table(["kind", "what its scores look like"], [[f"`{k.name}`", k.meaning] for k in KINDS.values()], 2)
+
+
+def scores_table(result: BenchResult | None) -> str:
+    """Per kind of scores and family: the speed beside the fastest peer of each cell, and beside normal scores."""
+    if result is None:
+        return f"Not measured yet. On a GPU: `{SCORES_MEASURED_BY}`, then `make docs`."
+    rows = [
+        [
+            f"`{summary.scores}`",
+            summary.name,
+            "–" if summary.mean_to_best is None else f"{summary.mean_to_best:.2f}",
+            _worst(summary.worst_to_best),
+            _worst(summary.worst_to_normal),
+        ]
+        for summary in result.summaries()
+    ]
+    header = ["scores", "implementation", "÷ best peer, mean", "÷ best peer, worst cell", "÷ normal scores, worst cell"]
+    peers = ", ".join(label_of(peer) for peer in result.peers())
+    return f"{table(header, rows, numbers_from=2)}\n\nPeers: {peers}. {_machine(result.environment)}."
+
+
+def _worst(worst: Worst | None) -> str:
+    if worst is None:
+        return "–"
+    cell = worst.cell
+    return f"{worst.ratio:.2f} ({cell.d_head}, {cell.mask}, {length_text(cell.length)})"
 
 
 def ladder_table(ladder: Ladder) -> str:
@@ -70,21 +122,61 @@ def _rungs(ladder: Ladder, peers: list[str]) -> Iterator[list[str]]:
         ]
 
 
-def ampere_table(document: Mapping[str, Any]) -> str:
-    """What `benchmarks/ampere_grid.py` found: TFLOP/s of the best candidate, and its ratio to FlashAttention-2."""
-    cells = document["cells"]
-    lengths = sorted({cell["length"] for cell in cells})
+# --- The Ampere family against FlashAttention-2 --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AmpereCell:
+    """The Ampere family on one problem: TFLOP/s, and how many times as fast as FlashAttention-2."""
+
+    dtype: str
+    d_head: int
+    causal: bool
+    length: int
+    tflops: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class AmpereGrid:
+    what: str
+    """What was timed."""
+    environment: Mapping[str, Any]
+    cells: tuple[AmpereCell, ...]
+
+
+def read_ampere_grid(path: Path) -> AmpereGrid:
+    """A result of `flashwright bench --family ampere`; or one of the fastest of several configs in each cell."""
+    document = read_document(path, holding="cells", made_by="flashwright bench --family ampere")
+    names = [field.name for field in fields(AmpereCell)]
+    if "format" not in document:
+        cells = tuple(AmpereCell(*(cell[name] for name in names)) for cell in document["cells"])
+        return AmpereGrid("the fastest of several configs in each cell", document["environment"], cells)
+    result, ours = read_result(path).of_kind(NORMAL), ours_of("ampere")
+    cells = tuple(_ampere_cell(found, ours) for found in result.cells)
+    return AmpereGrid('`attention(family="ampere")`', result.environment, cells)
+
+
+def _ampere_cell(found: CellResult, ours: str) -> AmpereCell:
+    cell, tflops, ratio = found.cell, found.tflops(ours), found.ratio("sdpa-fa2", ours)
+    if tflops is None or ratio is None:
+        raise ValueError(f"d_head {cell.d_head}, {cell.mask}, {cell.length} rows: {ours} or sdpa-fa2 was not measured")
+    return AmpereCell(cell.dtype.name, cell.d_head, cell.causal, cell.length, tflops, ratio)
+
+
+def ampere_table(grid: AmpereGrid) -> str:
+    """TFLOP/s, and the ratio to FlashAttention-2."""
+    lengths = sorted({cell.length for cell in grid.cells})
     rows = [
-        [str(d_head), "causal" if causal else "full", *(f"{cell['tflops']:.0f} ({cell['ratio']:.2f})" for cell in row)]
-        for (d_head, causal), row in groupby(cells, key=lambda cell: (cell["d_head"], cell["causal"]))
+        [str(d_head), "causal" if causal else "full", *(f"{cell.tflops:.0f} ({cell.ratio:.2f})" for cell in row)]
+        for (d_head, causal), row in groupby(grid.cells, key=lambda cell: (cell.d_head, cell.causal))
     ]
-    header = [cells[0]["dtype"], "mask", *(length_text(length) for length in lengths)]
-    smallest = min(cells, key=lambda cell: cell["ratio"])
-    environment = document["environment"]
-    versions = f"driver {environment['driver']}, PyTorch {environment['torch']}, NVRTC {environment['nvrtc']}"
+    header = [grid.cells[0].dtype, "mask", *(length_text(length) for length in lengths)]
+    smallest = min(grid.cells, key=lambda cell: cell.ratio)
+    mean = geometric_mean(cell.ratio for cell in grid.cells)
     return (
         f"{table(header, rows, numbers_from=2)}\n\n"
-        f"{document['geometric_mean']:.3f} in the geometric mean; the smallest is {smallest['ratio']:.3f}, at d_head "
-        f"{smallest['d_head']}, {'causal' if smallest['causal'] else 'full'}, {smallest['length']:,} rows. "
-        f"{environment['gpu']}, {versions}, {str(environment['date'])[:10]}."
+        f"Timed: {grid.what}. {mean:.3f} in the geometric mean; the smallest is {smallest.ratio:.3f}, at d_head "
+        f"{smallest.d_head}, {'causal' if smallest.causal else 'full'}, {smallest.length:,} rows. "
+        f"{_machine(grid.environment)}."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from flashwright.workbench.ladder import read_ladder
 from .blocks import filled
 from .kernel_facts import FactsFile, gather, read_facts, write_facts
 from .knobs import KNOBS
+from .measured import read_ampere_grid
 from .pictures import pictures
 from .tables import Inputs, renderers
 
@@ -23,6 +23,7 @@ RESULTS = Path("benchmarks/results")
 FACTS, LADDER, EFFECTS, BENCH = (
     RESULTS / name for name in ("knob_facts.json", "ladder_h200.json", "knob_effects_h200.json", "bench_h200_bf16.json")
 )
+SCORES = RESULTS / "scores_h200_bf16.json"
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
 INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
@@ -39,8 +40,9 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_ladder(root / LADDER),
         effects,
         read_result(root / BENCH),
+        read_result(root / SCORES) if (root / SCORES).exists() else None,
         read_ladder(root / HOPPER_LADDER),
-        {dtype: json.loads((root / path).read_text("utf-8")) for dtype, path in AMPERE_GRIDS.items()},
+        {dtype: read_ampere_grid(root / path) for dtype, path in AMPERE_GRIDS.items()},
     )
 
 

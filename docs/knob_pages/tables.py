@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from flashwright.kernels.forward.ampere import explain as ampere
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
@@ -22,7 +21,7 @@ from .blocks import Renderer
 from .kernel_facts import KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
 from .markdown import table
-from .measured import ampere_table, bench_table, ladder_table
+from .measured import AmpereGrid, ampere_table, bench_table, kinds_table, ladder_table, scores_table
 
 MEASURED_BY = "PYTHONPATH=src python benchmarks/knob_effects.py benchmarks/results/knob_effects_h200.json"
 DEVICE_CODE = "src/flashwright/cuda"
@@ -59,8 +58,10 @@ class Inputs:
     effects: KnobEffects | None
     """None until they have been measured."""
     bench: BenchResult
+    scores: BenchResult | None
+    """By kind of scores; None until it has been measured."""
     hopper_ladder: Ladder
-    ampere_grids: Mapping[str, Mapping[str, Any]]
+    ampere_grids: Mapping[str, AmpereGrid]
     """By element type."""
 
 
@@ -76,6 +77,8 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "spills": lambda _: _spills(inputs),
         "broken": lambda _: _broken(inputs.facts),
         "bench-table": lambda _: bench_table(inputs.bench),
+        "kinds-table": lambda _: kinds_table(),
+        "scores-table": lambda _: scores_table(inputs.scores),
         "ladder-table": lambda _: ladder_table(inputs.ladder),
         "hopper-ladder-table": lambda _: ladder_table(inputs.hopper_ladder),
         "ampere-table": lambda dtype: ampere_table(inputs.ampere_grids[dtype]),

@@ -94,6 +94,7 @@ def results(draw: st.DrawFn) -> TunedResult:
         runners_up=tuple(draw(st.lists(st.builds(Timing, config, times), max_size=4))),
         date=draw(PRINTABLE),
         versions=draw(st.dictionaries(st.text(), st.none() | st.text())),
+        scores=tuple(draw(st.lists(PRINTABLE, min_size=1, max_size=3))),
     )
 
 
@@ -146,6 +147,39 @@ def test_of_results_that_were_not_measured_beside_each_other_the_faster_stays(da
     assert database.results() == [fast]
     faster = a_result(CONFIGS[2], 0.5)
     assert database.store([faster]) == [faster]
+
+
+def test_times_on_other_kinds_of_scores_prove_nothing(database):
+    database.store([a_result(CONFIGS[0], 1.0)])
+    later = a_result(CONFIGS[1], 1.5, scores=("normal", "sink"))
+    assert database.store([later]) == [later]
+
+
+def test_a_result_that_names_no_kinds_of_scores_was_measured_on_normal_ones():
+    document = to_document([a_result(scores=("sink",))])
+    del document["results"][0]["scores"]
+    assert from_document(document) == [a_result(scores=("normal",))]
+
+
+def make_first_schema(path: Path) -> None:
+    """As the first version made it: without a column of kinds."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE results DROP COLUMN scores")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+
+
+def test_a_database_of_the_first_schema_is_read_as_it_is_and_extended_when_written(database):
+    old, new = a_result(), a_result(gpu="another", scores=("sink", "equal"))
+    database.store([old])
+    make_first_schema(database.path)
+    before = database.path.read_bytes()
+    assert database.results() == [old]
+    assert database.status().state == "usable"
+    assert default() == old.config
+    assert database.path.read_bytes() == before
+    database.store([new])
+    assert database.results() == [old, new]
 
 
 def test_results_of_one_gpu_can_be_listed_and_forgotten(database):
@@ -425,6 +459,9 @@ def changed(**changes):
         (changed(runners_up={}), "runners_up: expected a list"),
         (changed(runners_up=[{"config": "x", "time_ms": 1}]), "results[1]: runners_up[0]: 'x' names no kernel"),
         (changed(versions=[]), "versions: []"),
+        (changed(scores=[]), "scores: [] is not a list of kinds"),
+        (changed(scores="normal"), "scores: 'normal' is not a list of kinds"),
+        (changed(scores=["normal", 3]), "scores: kind: 3 is not a line of text"),
     ],
 )
 def test_a_file_with_anything_wrong_is_refused_with_what_and_where(document, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,7 +19,9 @@ from flashwright import DType
 from flashwright.workbench.bench.figures import save_figure
 from flashwright.workbench.bench.grid import Cell, grid
 from flashwright.workbench.bench.grid_plot import grid_figure, length_text
+from flashwright.workbench.bench.peers import PEERS
 from flashwright.workbench.bench.results import OURS, BenchResult, read_result, write_result
+from flashwright.workbench.bench.scores import KINDS
 
 CONFIG = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
 
@@ -36,8 +39,8 @@ def fake_gpu(monkeypatch):
     """A machine with a GPU whose every time is written down."""
     machine = FakeMachine()
     monkeypatch.setattr(command, "gpu_available", lambda: True)
-    monkeypatch.setattr(command, "GPUMachine", lambda: machine)
-    monkeypatch.setattr(command, "_implementations", lambda config, peers: THREE)
+    monkeypatch.setattr(command, "GPUMachine", lambda rounds: machine)
+    monkeypatch.setattr(command, "_implementations", lambda config, families, peers: THREE)
     return machine
 
 
@@ -66,6 +69,11 @@ def test_without_a_gpu_bench_says_what_it_needs_and_what_works(monkeypatch):
         (("--config", CONFIG, "--dtype", "fp16"), "computes BF16, not FP16"),
         (("--output", "/nowhere/at/all/result.json"), "does not exist"),
         (("--plot", "picture.gif"), ".png or .svg"),
+        (("--scores", "sinks"), "scores: 'sinks' is not known; did you mean 'sink'?"),
+        (("--family", "volta"), "family: 'volta' is not known; allowed: ampere, hopper"),
+        (("--family", "ampere", "--config", CONFIG), "--family does not go with it"),
+        (("--peer", "nowhere:attention"), "'nowhere' cannot be imported"),
+        (("--peer", "nowhere"), "allowed: module:function"),
         (("--from", "missing.json"), "missing.json"),
         (("--from", "missing.json", "--seqlen", "512"), "--seqlen do not go with it"),
     ],
@@ -87,6 +95,46 @@ def test_flags_choose_the_cells(fake_gpu):
     ]
 
 
+def test_kinds_of_scores_are_a_dimension_of_the_grid(fake_gpu):
+    code, out, error = flashwright("bench", "--d-head", "64", "--seqlen", "512", "--scores", "sink,normal", "--json")
+    assert code == 0, error
+    assert [(cell.causal, cell.scores) for cell in fake_gpu.cells] == [
+        (causal, kind) for causal in (False, True) for kind in ("sink", "normal")
+    ]
+    assert [each["scores"] for each in json.loads(out)["summary"]] == ["normal", "sink"]
+
+
+def test_all_kinds_are_every_kind(fake_gpu):
+    code, _, error = flashwright("bench", "--d-head", "64", "--seqlen", "512", "--full", "--scores", "all", "--json")
+    assert code == 0, error
+    assert [cell.scores for cell in fake_gpu.cells] == list(KINDS)
+
+
+def test_what_is_timed_is_attention_as_it_chooses_or_of_every_family_named():
+    assert command._implementations(None, [], []).keys() == {OURS}
+    chosen = command._implementations(None, ["ampere", "hopper"], [PEERS["sdpa-fa2"]])
+    assert list(chosen) == ["flashwright (ampere)", "flashwright (hopper)", "sdpa-fa2"]
+    assert chosen["flashwright (hopper)"].keywords == {"family": "hopper"}
+
+
+def test_a_function_in_this_directory_is_timed_beside_the_others(monkeypatch, tmp_path):
+    (tmp_path / "my_peers.py").write_text("def attention(q, k, v, causal):\n    return 'my_peers:attention'\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_peers", raising=False)
+    machine = FakeMachine()
+    machine.times_ms = {OURS: 2.0, "my_peers:attention": 3.0}
+    monkeypatch.setattr(command, "gpu_available", lambda: True)
+    monkeypatch.setattr(command, "GPUMachine", lambda rounds: machine)
+    monkeypatch.setattr(command, "prepare_ours", lambda inputs, config: THREE[OURS](inputs))
+    monkeypatch.setattr(command, "installed", lambda peers: ([], {}))
+    code, out, error = flashwright(
+        "bench", "--d-head", "64", "--seqlen", "512", "--peer", "my_peers:attention", "--json"
+    )
+    assert code == 0, error
+    assert json.loads(out)["summary"][0]["means"] == {"my_peers:attention": pytest.approx(1.5)}
+
+
 def test_a_given_config_decides_dtype_and_head_dimension(fake_gpu):
     code, _, error = flashwright("bench", "--config", CONFIG, "--full", "--json")
     assert code == 0, error
@@ -100,14 +148,14 @@ def test_bench_writes_its_result_with_the_environment_and_prints_the_same_json(f
     document = json.loads(out)
     assert document == json.loads(path.read_text())
     assert document.keys() == {
-        "format", "complete", "environment", "arguments", "peak_tflops", "geometric_means", "missing", "cells",
+        "format", "complete", "environment", "arguments", "summary", "missing", "cells",
     }  # fmt: skip
     assert document["environment"].keys() >= {"gpu", "driver", "torch", "cuda", "nvrtc", "flashwright", "date"}
     assert document["arguments"] == {"d_head": [64], "peers": ["sdpa-fa2"]}
     assert len(document["cells"]) == 12
     measured = document["cells"][0]["implementations"][OURS]
-    assert measured.keys() == {"gpu_ms", "host_us", "relative_error", "kernel", "tflops", "percent_of_peak"}
-    assert document["geometric_means"] == {"sdpa-fa2": pytest.approx(1.5), "sdpa-cudnn": pytest.approx(0.5)}
+    assert measured.keys() == {"gpu_ms", "host_us", "relative_error", "kernel", "tflops"}
+    assert document["summary"][0]["means"] == {"sdpa-fa2": pytest.approx(1.5), "sdpa-cudnn": pytest.approx(0.5)}
 
 
 def test_ctrl_c_writes_the_cells_measured_so_far_and_marks_them_incomplete(fake_gpu, tmp_path):
@@ -134,6 +182,25 @@ def test_ctrl_c_before_the_first_cell_leaves_a_result_without_cells(fake_gpu, tm
     assert read_result(path).cells == ()
 
 
+def test_parts_of_a_grid_that_were_measured_apart_make_one_result(result, tmp_path):
+    paths = [tmp_path / f"{d_head}.json" for d_head in (64, 128)]
+    for path, d_head in zip(paths, (64, 128), strict=True):
+        cells = tuple(found for found in result.cells if found.cell.d_head == d_head)
+        write_result(path, replace(result, cells=cells, arguments={"d_head": [d_head], "dtype": "BF16"}))
+    both = ("bench", "--from", str(paths[0]), "--from", str(paths[1]))
+    code, out, error = flashwright(*both, "--output", str(tmp_path / "whole.json"))
+    assert code == 0, error
+    assert "d_head 128, causal" in out
+    assert read_result(tmp_path / "whole.json") == result
+    code, _, error = flashwright("bench", "--from", str(paths[0]), "--from", str(paths[0]))
+    assert code == 1
+    assert "BF16, d_head 64, full, 512 rows, normal is in 2 results" in error
+    write_result(paths[1], replace(read_result(paths[1]), environment={"gpu": "NVIDIA Other"}))
+    code, _, error = flashwright(*both)
+    assert code == 1
+    assert "gpu is NVIDIA Imaginary, NVIDIA Other" in error
+
+
 def test_a_run_in_which_ours_never_worked_fails(fake_gpu):
     fake_gpu.errors = {OURS: 1.0}
     code, out, error = flashwright("bench", "--d-head", "64")
@@ -156,8 +223,7 @@ def test_a_stored_result_is_shown_anywhere(result, tmp_path):
     assert ["", "flashwright", "400", "400", "400", "", ""] in rows
     assert ["", "÷ FlashAttention-2 (SDPA)", "1.25", "1.25", "1.25", "1.250", ""] in rows
     assert ["", "÷ cuDNN (SDPA)", "0.50", "0.50", "–", "0.500", ""] in rows
-    assert ["", "% of matrix-product peak", "50", "50", "50", "", ""] in rows
-    assert ["", "cuDNN (SDPA)", "8", "0.500", "800", "100", "1.0e-03", "20", ""] in rows
+    assert ["", "cuDNN (SDPA)", "8", "0.500", "800", "1.0e-03", "20", ""] in rows
     assert "not measured: FlashAttention-3: No module named 'fa3'" in out
     assert "not measured in 4 of 12 cells: cuDNN (SDPA): RuntimeError: no [such] kernel" in out
     assert "NVIDIA Imaginary" in out
@@ -165,12 +231,27 @@ def test_a_stored_result_is_shown_anywhere(result, tmp_path):
 
 
 def test_the_tables_of_the_default_grid_fit_80_columns(result):
-    cells = tuple(found(cell, ours=1.0, fa2=1.0, cudnn=1.0) for cell in grid())
+    cells = tuple(found(cell, ours=1.0, fa2=1.0, cudnn=1.0) for cell in grid(scores=("normal", "falling-fast")))
     console = Console(width=80, record=True, file=io.StringIO())
     command._print_result(console, replace(result, cells=cells, missing={}))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
+
+
+def test_kinds_are_summed_up_in_a_table_and_drawn_one_by_one(fake_gpu, tmp_path):
+    fake_gpu.slower = {"sink": 1.25}
+    path, flags = tmp_path / "result.json", ("--d-head", "64", "--seqlen", "512", "--full")
+    code, out, error = flashwright("bench", *flags, "--scores", "normal,sink", "--output", str(path))
+    assert code == 0, error
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "│" in line]
+    assert ["", "normal", "0.500", "0.50", "64 full 512", "1.00", "64 full 512", ""] in rows
+    assert ["", "sink", "0.400", "0.40", "64 full 512", "0.80", "64 full 512", ""] in rows
+    assert "d_head 64, full, sink: TFLOP/s" in out
+    code, _, error = flashwright("bench", "--from", str(path), "--plot", str(tmp_path / "bench.svg"))
+    assert code == 0, error
+    assert sorted(file.name for file in tmp_path.glob("*.svg")) == ["bench-normal.svg", "bench-sink.svg"]
+    assert "scores: sink" in texts_of(tmp_path / "bench-sink.svg")
 
 
 # --- Plots ---------------------------------------------------------------------------------------------------------
@@ -189,7 +270,7 @@ def test_plots_are_png_and_svg_with_the_implementations_and_units_named(result, 
     texts = texts_of(tmp_path / "bench.svg")
     for text in ("flashwright", "FlashAttention-2 (SDPA)", "cuDNN (SDPA)", "TFLOP/s", "sequence length", "16k"):
         assert text in texts
-    for text in ("d_head 64, full", "d_head 128, causal", "matrix-product peak", "NVIDIA Imaginary", "BF16"):
+    for text in ("d_head 64, full", "d_head 128, causal", "NVIDIA Imaginary", "BF16"):
         assert text in texts
 
 
@@ -202,7 +283,7 @@ def test_the_same_result_gives_the_same_picture(result, tmp_path):
 
 def test_a_grid_with_holes_and_one_length_is_drawn(result, tmp_path):
     cells = tuple(c for c in result.cells if c.cell.length == 512 and (c.cell.d_head, c.cell.causal) != (64, True))
-    save_figure(grid_figure(replace(result, cells=cells, peak_tflops=None, complete=False)), [tmp_path / "x.svg"])
+    save_figure(grid_figure(replace(result, cells=cells, complete=False)), [tmp_path / "x.svg"])
     assert "incomplete" in texts_of(tmp_path / "x.svg")
 
 
@@ -211,8 +292,8 @@ def test_lengths_are_written_short(length, text):
     assert length_text(length) == text
 
 
-def test_every_line_fits_its_panel_even_above_the_measured_peak(result):
-    figure = grid_figure(replace(result, peak_tflops=1.0))
+def test_every_line_fits_its_panel(result):
+    figure = grid_figure(result)
     for axis in figure.axes:
         for line in axis.lines:
             assert max(y for y in line.get_ydata() if y == y) < axis.get_ylim()[1]

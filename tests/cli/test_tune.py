@@ -23,12 +23,13 @@ from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.registry import family_named
 from flashwright.workbench.tuning import candidates as tuning_candidates
+from flashwright.workbench.tuning.measure import TUNING_SCORES
 from flashwright.workbench.tuning.reload import reload
 
 SEARCH = ("tune", "--d-head", "64", "--seqlen", "512", "--limit", "24")
 REPORT_KEYS = {
-    "problem", "gpu", "arch", "space", "candidates", "wrong", "stages", "incumbents", "result", "speedup", "stored",
-    "resumed", "seconds",
+    "problem", "scores", "gpu", "arch", "space", "candidates", "wrong", "stages", "incumbents", "result", "speedup",
+    "stored", "resumed", "seconds",
 }  # fmt: skip
 
 
@@ -143,6 +144,7 @@ def test_all_can_be_asked_for_one_length(run, database, no_gpu, monkeypatch):
         (("--family", "nope"), "family: 'nope' is not known; allowed: ampere"),
         (("--all", "--family", "nope"), "family: 'nope' is not known; allowed: ampere, hopper"),
         (("--limit", "0"), "limit: 0 is not allowed"),
+        (("--scores", "sinks"), "scores: 'sinks' is not known; did you mean 'sink'?"),
         (("--arch", "sm_70"), "arch: 'sm_70' is not known; known: sm_80"),
         (("--all", "--batch", "2"), "--batch: not with --all"),
         (("--all", "--d-head", "72"), "d_head: 72"),
@@ -212,6 +214,20 @@ def test_the_winner_is_stored_and_used(run, database, gpu):
     assert code == 0
     assert f"fastest on {GPU}: {CONFIGS[0]}" in out
     assert "(in use so far)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scores"),
+    [((), list(TUNING_SCORES)), (("--scores", "sink,normal", "--scores", "equal"), ["sink", "normal", "equal"])],
+)
+def test_results_say_on_which_kinds_of_scores_they_were_measured(run, database, gpu, arguments, scores):
+    gpu()
+    code, out, _ = run(*SEARCH, *arguments, "--json")
+    assert code == 0
+    (report,) = json.loads(out)["searches"]
+    assert report["scores"] == report["result"]["scores"] == scores
+    assert database.results()[0].scores == tuple(scores)
+    assert scores[1] in run("tune", "show")[1]
 
 
 def test_wrong_kernels_are_named(run, gpu):

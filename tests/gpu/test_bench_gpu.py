@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from flashwright.problem.dtypes import DType
-from flashwright.workbench.bench.gpu_machine import GPUMachine
-from flashwright.workbench.bench.results import OURS, read_result
+from flashwright.kernels.registry import families
+from flashwright.workbench.bench.results import OURS, ours_of, read_result
+from flashwright.workbench.bench.scores import KINDS
+
+from .tools import this_gpu
 
 pytestmark = pytest.mark.gpu
 
 SMALL = ["bench", "--d-head", "64", "--seqlen", "256", "--seqlen", "512", "--tokens", "2048", "--hidden", "256"]
 
 
-def flashwright(*arguments: str) -> subprocess.CompletedProcess[str]:
+SOURCE = Path(__file__).parents[2] / "src"
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
+"""Of processes that start in another directory."""
+
+
+def families_of_this_gpu() -> list[str]:
+    return [family.name for family in families() if family.runs_on(this_gpu().arch)]
+
+
+def flashwright(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "flashwright", *arguments], capture_output=True, text=True, timeout=240
-    )
+        [sys.executable, "-m", "flashwright", *arguments], capture_output=True, text=True, timeout=240, cwd=cwd,
+        env=ENVIRONMENT,
+    )  # fmt: skip
 
 
 def test_bench_measures_ours_beside_the_peers_of_pytorch(tmp_path):
@@ -33,7 +47,6 @@ def test_bench_measures_ours_beside_the_peers_of_pytorch(tmp_path):
     assert document["environment"]["driver"]
     result = read_result(path)
     assert len(result.cells) == 4
-    assert 10 < result.peak_tflops < 10_000
     for found in result.cells:
         assert found.measurements.keys() >= {OURS, "sdpa-fa2"}
         for measurement in found.measurements.values():
@@ -51,5 +64,36 @@ def test_grouped_heads_are_measured_and_peers_without_them_listed():
         assert {"sdpa-fa2", "sdpa-efficient"} <= cell["implementations"].keys() | cell["failures"].keys()
 
 
-def test_the_peak_is_that_of_tensor_cores():
-    assert GPUMachine().peak_tflops(DType.BF16) > 10
+PEER = """
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def attention(q, k, v, causal):
+    return scaled_dot_product_attention(q, k, v, is_causal=causal)
+"""
+
+
+def test_kinds_of_scores_families_and_a_function_of_the_users_own_are_measured_together(tmp_path):
+    (tmp_path / "my_peers.py").write_text(PEER)
+    ours = families_of_this_gpu()
+    run = flashwright(
+        *SMALL, "--causal", "--scores", "all", "--family", ",".join(ours), "--peers", "sdpa-fa2", "--peer",
+        "my_peers:attention", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    cells = json.loads(run.stdout)["cells"]
+    assert [cell["scores"] for cell in cells] == list(KINDS) * 2
+    for cell in cells:
+        assert cell["failures"] == {}
+        assert cell["implementations"].keys() == {*map(ours_of, ours), "sdpa-fa2", "my_peers:attention"}
+
+
+def test_errors_of_every_family_are_compared_on_every_kind_of_scores(tmp_path):
+    path = tmp_path / "errors.json"
+    script = Path(__file__).parents[2] / "benchmarks/accuracy.py"
+    arguments = ["--dtype", "BF16", "--d-head", "64", "--seqlen", "200", "--output", str(path)]
+    run = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, env=ENVIRONMENT)
+    document = json.loads(path.read_text())
+    assert document["failures"] == [], run.stdout
+    assert len(document["cells"]) == 2 * len(KINDS) * len(families_of_this_gpu())
+    assert run.returncode == (0 if all(cell["within_limits"] for cell in document["cells"]) else 1)

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from flashwright import DType
 from flashwright.workbench.bench.grid import Cell, cell_of, grid
+from flashwright.workbench.bench.measure import Timed
 from flashwright.workbench.bench.peers import Inputs, Prepared
-from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, Measurement
+from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, Measurement, is_ours
 
 
 def a_cell(length: int = 512, **changes: object) -> Cell:
@@ -31,20 +32,23 @@ def a_result() -> BenchResult:
             one = CellResult(cell, measurements, {"sdpa-cudnn": "RuntimeError: no [such] kernel"})
         cells.append(one)
     environment = {"gpu": "NVIDIA Imaginary", "torch": "2.11", "date": "2026-01-02T03:04:05+00:00"}
-    return BenchResult(environment, {"dtype": "BF16"}, 800.0, tuple(cells), {"fa3": "No module named 'fa3'"})
+    return BenchResult(environment, {"dtype": "BF16"}, tuple(cells), {"fa3": "No module named 'fa3'"})
 
 
 class FakeMachine:
     """Times and errors that are written down, and no GPU. Each prepared call is a function that returns its name."""
 
     times_ms: Mapping[str, float] = {OURS: 2.0, "sdpa-fa2": 3.0, "sdpa-cudnn": 1.0}
+    slower: Mapping[str, float] = {}
+    """How many times as long ours takes on a kind of scores."""
     errors: Mapping[str, float] = {}
     uncapturable: tuple[str, ...] = ()
 
     def __init__(self, interrupted_at: int | None = None) -> None:
         self.interrupted_at = interrupted_at
         self.cells: list[Cell] = []
-        self.timed_together: list[list[str]] = []
+        self.timed_together: list[list[Timed]] = []
+        self.host_timed: list[str] = []
 
     def inputs(self, cell: Cell) -> Inputs:
         if len(self.cells) == self.interrupted_at:
@@ -55,16 +59,17 @@ class FakeMachine:
     def relative_error(self, prepared: Prepared, inputs: Inputs) -> float:
         return self.errors.get(prepared.output(), 1e-3)
 
-    def gpu_times_ms(self, prepared: Mapping[str, Prepared]) -> tuple[dict[str, float], dict[str, str]]:
+    def gpu_times_ms(self, prepared: Mapping[Timed, Prepared]) -> tuple[dict[Timed, float], dict[Timed, str]]:
         self.timed_together.append(list(prepared))
-        times = {name: self.times_ms[name] for name in prepared if name not in self.uncapturable}
-        return times, dict.fromkeys(self.uncapturable, "cannot be captured")
+        times = {each: self._time_ms(each) for each in prepared if each.name not in self.uncapturable}
+        return times, {each: "cannot be captured" for each in prepared if each.name in self.uncapturable}
+
+    def _time_ms(self, timed: Timed) -> float:
+        return self.times_ms[timed.name] * (self.slower.get(timed.scores, 1) if is_ours(timed.name) else 1)
 
     def host_us(self, prepared: Prepared, gpu_ms: float) -> float:
+        self.host_timed.append(prepared.output())
         return 10 * gpu_ms
-
-    def peak_tflops(self, dtype: DType) -> float:
-        return 800.0
 
 
 def returning(name: str) -> object:

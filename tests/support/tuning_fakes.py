@@ -10,7 +10,7 @@ from typing import Any
 from flashwright import FlashForwardKernelConfig, Kernel
 from flashwright.choice.choose import untuned_config
 from flashwright.choice.problem import TuningProblem, problem_of
-from flashwright.choice.results import Timing, TunedResult
+from flashwright.choice.results import NORMAL_SCORES, Timing, TunedResult
 from flashwright.compiler.nvrtc import CompiledProgram
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import Occasion
@@ -70,7 +70,8 @@ class FakeMachine:
     shared_bytes_per_block: int = 227 * 1024
     fake: FakeMeasurer = field(default_factory=FakeMeasurer)
 
-    def measurer(self, problem: TuningProblem) -> FakeMeasurer:
+    def measurer(self, problem: TuningProblem, scores: Sequence[str]) -> FakeMeasurer:
+        self.scores = tuple(scores)
         return self.fake
 
 
@@ -97,8 +98,9 @@ def a_result(
     runners_up: Sequence[Timing] = (),
     date: str = "2030-01-02T03:04:05+00:00",
     kernels: str | None = None,
+    scores: Sequence[str] = NORMAL_SCORES,
 ) -> TunedResult:
     """A result whose kernels' digest is `kernels`; None: it carries none."""
     versions = {"flashwright": "0.1.0", "nvrtc": "13.0", "torch": None, "driver": "580.1"}
     versions |= {} if kernels is None else {"kernels": kernels}
-    return TunedResult(gpu, problem, Timing(config, time_ms), tuple(runners_up), date, versions)
+    return TunedResult(gpu, problem, Timing(config, time_ms), tuple(runners_up), date, versions, tuple(scores))

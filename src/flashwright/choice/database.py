@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from flashwright.choice.currency import is_current
 from flashwright.choice.problem import ProblemKind
-from flashwright.choice.results import TunedResult
+from flashwright.choice.results import NORMAL_SCORES, TunedResult
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE, cache_directory, make_private
 
 FILE_NAME = "tuning.sqlite3"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_S = 30.0
 
 _KEY = ("gpu", "family", "dtype", "d_head", "causal", "q_bucket", "kv_bucket")
@@ -29,13 +29,15 @@ _TABLES = {
     # The fastest config of each kind of problem on each GPU model; what it was measured on and with.
     "results": (
         *_KEY, "batch", "heads", "q_length", "kv_length", "config", "time_ms", "tflops", "runners_up", "date",
-        "versions", f"PRIMARY KEY ({', '.join(_KEY)})",
+        "versions", "scores", f"PRIMARY KEY ({', '.join(_KEY)})",
     ),
     # The journal of searches; one that is finished keeps its result, one that is not what it has measured.
     "searches": ("id INTEGER PRIMARY KEY", "gpu", "problem", "space", "started", "result"),
     "checks": ("search", "config", "error REAL", "PRIMARY KEY (search, config)"),
     "sweeps": ("search", "stage", "sweep", "times", "PRIMARY KEY (search, stage, sweep)"),
 }  # fmt: skip
+_OLDER_SCHEMAS = {1: {"results": ("scores",)}}
+"""By version, the columns that tables of an older schema lack. They are added when the database is written to."""
 
 Value = TypeVar("Value")
 
@@ -162,10 +164,11 @@ class TuningDatabase:
             connection.row_factory = sqlite3.Row
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
-                if not self._has_tables(connection):
-                    if not write:
-                        return empty
-                    _create_tables(connection)
+                version = self._schema(connection)
+                if version is None and not write:
+                    return empty
+                if write:
+                    _bring_up_to_date(connection, version)
                 value = work(connection)
                 connection.execute("COMMIT")
                 return value
@@ -173,8 +176,8 @@ class TuningDatabase:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
-    def _has_tables(self, connection: sqlite3.Connection) -> bool:
-        """Whether the file holds this schema; False for one without content. Raises for any other."""
+    def _schema(self, connection: sqlite3.Connection) -> int | None:
+        """The schema's version, this or an older one; None for a file without content. Raises for any other."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise NewerDatabase(
@@ -183,15 +186,17 @@ class TuningDatabase:
             )
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if version == 0 and not tables:
-            return False
-        if version != SCHEMA_VERSION:
+            return None
+        if version != SCHEMA_VERSION and version not in _OLDER_SCHEMAS:
             raise _UnknownSchema(f"its schema is {version}, not {SCHEMA_VERSION}")
+        lacking = _OLDER_SCHEMAS.get(version, {})
         for table, columns in _TABLES.items():
-            expected = [column.split()[0] for column in columns if not column.startswith("PRIMARY KEY")]
+            names = [column.split()[0] for column in columns if not column.startswith("PRIMARY KEY")]
+            expected = [name for name in names if name not in lacking.get(table, ())]
             found = [row["name"] for row in connection.execute(f"PRAGMA table_info({table})")]
             if found != expected:
                 raise _UnknownSchema(f"its table {table!r} has the columns {found}, not {expected}")
-        return True
+        return int(version)
 
     # --- Trouble -------------------------------------------------------------------------------------------
 
@@ -238,9 +243,15 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _create_tables(connection: sqlite3.Connection) -> None:
-    for table, columns in _TABLES.items():
-        connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
+def _bring_up_to_date(connection: sqlite3.Connection, version: int | None) -> None:
+    """Makes the tables, or adds the columns that an older version's lack."""
+    if version == SCHEMA_VERSION:
+        return
+    if version is None:
+        for table, columns in _TABLES.items():
+            connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
+    else:
+        connection.execute(f"ALTER TABLE results ADD COLUMN scores DEFAULT '{json.dumps(NORMAL_SCORES)}'")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
@@ -252,8 +263,8 @@ def store_result(connection: sqlite3.Connection, result: TunedResult) -> TunedRe
 
     Times of kernels that are no longer installed prove nothing: a result of the installed kernels replaces one of
     others, and is not replaced by one. A search times what was stored when it began beside its own candidates, and so
-    may replace it. It has not timed what another process has stored since; of two such results for the same problem the
-    faster stays.
+    may replace it. It has not timed what another process has stored since; of two such results for the same problem and
+    kinds of scores the faster stays.
     """
     gpu, kind = result.key
     key = (gpu, kind.family, kind.dtype.name, kind.d_head, kind.causal, kind.q_bucket, kind.kv_bucket)
@@ -267,7 +278,7 @@ def store_result(connection: sqlite3.Connection, result: TunedResult) -> TunedRe
         name: document[name]
         for name in ("batch", "heads", "q_length", "kv_length", "config", "time_ms", "tflops", "date")
     }
-    values |= {name: json.dumps(document[name]) for name in ("runners_up", "versions")}
+    values |= {name: json.dumps(document[name]) for name in ("runners_up", "versions", "scores")}
     placeholders = ", ".join("?" * len(values))
     connection.execute(
         f"INSERT OR REPLACE INTO results ({', '.join(values)}) VALUES ({placeholders})", tuple(values.values())
@@ -280,7 +291,7 @@ def _stays(stored: TunedResult, newcomer: TunedResult) -> bool:
         return is_current(stored)
     return (
         not newcomer.was_compared_with(stored.config)
-        and stored.problem == newcomer.problem
+        and (stored.problem, stored.scores) == (newcomer.problem, newcomer.scores)
         and stored.best.time_ms <= newcomer.best.time_ms
     )
 
@@ -290,7 +301,8 @@ def _result(row: sqlite3.Row) -> TunedResult | None:
     document: dict[str, Any] = dict(row)
     try:
         document |= {"causal": bool(document["causal"])}
-        document |= {name: json.loads(document[name]) for name in ("runners_up", "versions")}
+        in_json = [name for name in ("runners_up", "versions", "scores") if name in document]
+        document |= {name: json.loads(document[name]) for name in in_json}
         return TunedResult.from_dict(document)
     except (ValueError, TypeError):
         return None

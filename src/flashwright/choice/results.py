@@ -12,6 +12,8 @@ from flashwright.kernels.registry import family_of, parse_config
 
 FORMAT = "flashwright-tuning"
 FORMAT_VERSION = 1
+NORMAL_SCORES = ("normal",)
+"""What a result that names no kinds of scores was measured on."""
 TIMES_MS = (1e-6, 1e9)
 """What a launch may take: more than nothing, and less than forever."""
 
@@ -41,6 +43,8 @@ class TunedResult:
     date: str
     versions: Mapping[str, str | None] = field(hash=False)
     """What it was measured with; information, no part of what it is found by."""
+    scores: tuple[str, ...] = NORMAL_SCORES
+    """The kinds of scores that it was measured on; a time is the geometric mean over them."""
 
     @property
     def key(self) -> tuple[str, ProblemKind]:
@@ -67,6 +71,7 @@ class TunedResult:
             "runners_up": [{"config": t.config.short_form(), "time_ms": t.time_ms} for t in self.runners_up],
             "date": self.date,
             "versions": dict(self.versions),
+            "scores": list(self.scores),
         }
 
     @classmethod
@@ -84,6 +89,7 @@ class TunedResult:
             runners_up=tuple(_at(f"runners_up[{i}]", _timing, each, problem) for i, each in enumerate(runners_up)),
             date=_text("date", _get(document, "date")),
             versions=_versions(_get(document, "versions")),
+            scores=_scores(document.get("scores", list(NORMAL_SCORES))),
         )
 
 
@@ -160,3 +166,9 @@ def _versions(document: Any) -> dict[str, str | None]:
     if not isinstance(document, dict) or not all(isinstance(v, str | None) for v in document.values()):
         raise ValueError(f"versions: {document!r} is not an object of texts")
     return document
+
+
+def _scores(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"scores: {names!r} is not a list of kinds")
+    return tuple(_at("scores", _text, "kind", name) for name in names)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,26 +17,33 @@ from rich.table import Table
 
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import KernelConfig
-from flashwright.kernels.registry import family_of, parse_config
+from flashwright.kernels.registry import family_named, family_names, family_of, parse_config
 from flashwright.problem.dtypes import DType
 from flashwright.runtime.devices import GPUError, gpu_available
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.figures import plot_files, save_figure
-from flashwright.workbench.bench.gpu_machine import GPUMachine, prepare_ours
+from flashwright.workbench.bench.gpu_machine import ROUNDS, GPUMachine, prepare_ours
 from flashwright.workbench.bench.grid import D_HEADS, LENGTHS, MASKS, Cell, grid
 from flashwright.workbench.bench.grid_plot import grid_figure, length_text
 from flashwright.workbench.bench.measure import Prepare, measure
-from flashwright.workbench.bench.peers import PEERS, Peer, chosen_peers, installed
+from flashwright.workbench.bench.peers import PEERS, Peer, chosen_peers, external_peer, installed
 from flashwright.workbench.bench.result_files import check_destination
 from flashwright.workbench.bench.results import (
     OURS,
     BenchResult,
     CellResult,
+    KindSummary,
+    Worst,
+    combined,
+    is_ours,
     label_of,
     mean_ratio,
+    ours_of,
     read_result,
+    short_label_of,
     write_result,
 )
+from flashwright.workbench.bench.scores import KINDS, NORMAL, chosen_scores
 from flashwright.workbench.environment import environment_record
 
 INTERRUPTED = 130
@@ -59,6 +68,21 @@ def bench(
     batch: Annotated[int | None, typer.Option(help="Sequences, instead of --tokens.")] = None,
     heads: Annotated[int | None, typer.Option(help="Heads of Q, instead of --hidden.")] = None,
     kv_heads: Annotated[int | None, typer.Option(help="Heads of K and V, if fewer (GQA).")] = None,
+    scores: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND,…",
+            help=f"What scores look like; several times, or with commas: all, or of {', '.join(KINDS)}.",
+            show_default=NORMAL,
+        ),
+    ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"attention() with this family; several times, or with commas: {', '.join(family_names())}.",
+            show_default="what attention() chooses",
+        ),
+    ] = None,
     config: Annotated[
         str | None, typer.Option(help="A config's short form, instead of what attention() chooses.")
     ] = None,
@@ -66,35 +90,56 @@ def bench(
         list[str] | None,
         typer.Option(help=f"What to measure against; several times, or with commas: {', '.join(PEERS)}. Default: all."),
     ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="One more implementation: a function that takes (q, k, v, causal), tensors of (batch, heads, rows, "
+            "head_dim), and returns the output. The module may lie in this directory. Several times for several.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Turns of each; its time is the median of them.", show_default=str(ROUNDS))
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the result to a .png or .svg file, or both into a directory.")
     ] = None,
     stored: Annotated[
-        Path | None, typer.Option("--from", help="Show a stored result instead of measuring; needs no GPU.")
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="Show a stored result instead of measuring; needs no GPU. Several times for the parts of one grid, "
+            "which --output then writes as one.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure attention() beside every other implementation that is installed, on this machine's GPU."""
+    """Measure attention() beside every other implementation that is installed, on this machine's GPU.
+
+    What is timed is the function that users call, with the config that it chooses. All implementations and all kinds of
+    scores of one problem run in turns in random order.
+    """
     arguments = {
         "d_head": d_head, "seqlen": seqlen, "causal": causal, "dtype": dtype, "tokens": tokens, "hidden": hidden,
-        "batch": batch, "heads": heads, "kv_heads": kv_heads, "config": config, "peers": peers,
+        "batch": batch, "heads": heads, "kv_heads": kv_heads, "scores": scores, "family": family, "config": config,
+        "peers": peers, "peer": peer, "rounds": rounds,
     }  # fmt: skip
     given = {name: value for name, value in arguments.items() if value is not None and value != []}
     pictures = plot_files(plot, "bench") if plot else []
     if output:
         check_destination(output)
     if stored:
-        if given or output:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, *(["output"] if output else [])))
+        if given:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ValueError(f"--from shows a stored result as it is; {options} do not go with it")
-        result = read_result(stored)
+        result = combined([read_result(path) for path in stored])
     else:
         result = _measured(given)
     if output:
         write_result(output, result)
     if pictures and result.cells:
-        save_figure(grid_figure(result), pictures)
+        _save_figures(result, pictures)
     if as_json:
         print_json(result.to_dict())
     else:
@@ -108,8 +153,18 @@ def _check_measured(result: BenchResult) -> None:
     if not result.complete:
         Console(stderr=True).print(f"interrupted; {len(result.cells)} cells were measured")
         raise typer.Exit(INTERRUPTED)
-    if not any(OURS in found.measurements for found in result.cells):
-        raise GPUError(f"{OURS} could not be measured: {result.cells[0].failures[OURS]}")
+    if not result.ours():
+        failures = result.cells[0].failures
+        name = next(filter(is_ours, failures))
+        raise GPUError(f"{name} could not be measured: {failures[name]}")
+
+
+def _save_figures(result: BenchResult, files: list[Path]) -> None:
+    """A figure for each kind of scores, whose name is part of the file's if there are several."""
+    kinds = result.kinds()
+    for kind in kinds:
+        paths = files if len(kinds) == 1 else [file.with_stem(f"{file.stem}-{kind}") for file in files]
+        save_figure(grid_figure(result.of_kind(kind)), paths)
 
 
 # --- Measuring -----------------------------------------------------------------------------------------------------
@@ -118,14 +173,35 @@ def _check_measured(result: BenchResult) -> None:
 def _measured(given: dict[str, Any]) -> BenchResult:
     chosen = parse_config(given["config"]) if "config" in given else None
     cells = _cells(given, chosen)
-    names = [name.strip() for text in given.get("peers", ()) for name in text.split(",")]
-    peers, missing = installed(chosen_peers(names))
+    families = _families(given, chosen)
+    peers, missing = installed(chosen_peers(_names(given.get("peers", ()))))
+    peers += _own_peers(given.get("peer", ()))
+    machine = GPUMachine(rounds=given.get("rounds", ROUNDS))
     _require_gpu()
-    machine = GPUMachine()
     with progress_bar("measuring", len(cells)) as advance:
-        peak = machine.peak_tflops(cells[0].dtype)
-        results, complete = measure(machine, cells, _implementations(chosen, peers), advance=advance)
-    return BenchResult(environment_record(), given, peak, tuple(results), missing, complete)
+        results, complete = measure(machine, cells, _implementations(chosen, families, peers), advance=advance)
+    return BenchResult(environment_record(), given, tuple(results), missing, complete)
+
+
+def _names(texts: Iterable[str]) -> list[str]:
+    """Names that are given several times, or with commas."""
+    return [name.strip() for text in texts for name in text.split(",")]
+
+
+def _families(given: dict[str, Any], config: KernelConfig | None) -> list[str]:
+    names = list(dict.fromkeys(_names(given.get("family", ()))))
+    if names and config:
+        raise ValueError(
+            f"--config names a kernel of the {family_of(config).name} family; --family does not go with it"
+        )
+    return [family_named(name).name for name in names]
+
+
+def _own_peers(texts: Iterable[str]) -> list[Peer]:
+    here = str(Path.cwd())
+    if texts and here not in sys.path:
+        sys.path.insert(0, here)
+    return [external_peer(text) for text in dict.fromkeys(texts)]
 
 
 def _cells(given: dict[str, Any], config: KernelConfig | None) -> list[Cell]:
@@ -142,12 +218,14 @@ def _cells(given: dict[str, Any], config: KernelConfig | None) -> list[Cell]:
         d_heads,
         (given["causal"],) if "causal" in given else MASKS,
         given.get("seqlen") or LENGTHS,
+        chosen_scores(given.get("scores", [NORMAL])),
         **{name: given.get(name) for name in ("tokens", "hidden", "batch", "heads", "kv_heads")},
     )
 
 
-def _implementations(config: KernelConfig | None, peers: list[Peer]) -> dict[str, Prepare]:
-    return {OURS: partial(prepare_ours, config), **{peer.name: peer.prepare for peer in peers}}
+def _implementations(config: KernelConfig | None, families: list[str], peers: list[Peer]) -> dict[str, Prepare]:
+    ours: dict[str, Prepare] = {ours_of(name): partial(prepare_ours, family=name) for name in families}
+    return (ours or {OURS: partial(prepare_ours, config=config)}) | {peer.name: peer.prepare for peer in peers}
 
 
 def _require_gpu() -> None:
@@ -163,10 +241,15 @@ def _require_gpu() -> None:
 
 
 def _print_result(console: Console, result: BenchResult) -> None:
-    for cells in result.panels().values():
-        console.print(_panel_table(cells, result))
+    for kind in result.kinds():
+        of_kind = result.of_kind(kind)
+        for cells in of_kind.panels().values():
+            console.print(_panel_table(cells, of_kind))
     if result.cells:
         console.print(_summary_table(result))
+    if result.kinds() not in ([], [NORMAL]):
+        for name in result.ours():
+            console.print(_kinds_table(name, [summary for summary in result.summaries() if summary.name == name]))
     for line in _what_is_missing(result):
         console.print(line, highlight=False)
     if not result.complete:
@@ -175,7 +258,8 @@ def _print_result(console: Console, result: BenchResult) -> None:
 
 def _panel_table(cells: list[CellResult], result: BenchResult) -> Table:
     cell = cells[0].cell
-    table = Table(title=f"{cell.dtype.name}, d_head {cell.d_head}, {cell.mask}: TFLOP/s, and {OURS} ÷ each")
+    scores = "" if cell.scores == NORMAL else f", {cell.scores}"
+    table = Table(title=f"{cell.dtype.name}, d_head {cell.d_head}, {cell.mask}{scores}: TFLOP/s, and {OURS} ÷ each")
     table.add_column("", no_wrap=True)
     for found in cells:
         table.add_column(length_text(found.cell.length), justify="right", no_wrap=True)
@@ -183,33 +267,31 @@ def _panel_table(cells: list[CellResult], result: BenchResult) -> Table:
     measured = [n for n in result.implementations() if any(n in found.measurements for found in cells)]
     for name in measured:
         table.add_row(label_of(name), *(_number(found.tflops(name), ".0f") for found in cells), style=_style_of(name))
-    table.add_section()
-    for peer in (name for name in measured if name != OURS):
-        ratios = (_number(found.ratio(peer), ".2f") for found in cells)
-        table.add_row(f"÷ {label_of(peer)}", *ratios, _number(mean_ratio(cells, peer), ".3f"))
-    if result.peak_tflops and OURS in measured:
-        percents = [_percent_of_peak(found, result.peak_tflops) for found in cells]
+    ours = [name for name in measured if is_ours(name)]
+    for mine in ours:
         table.add_section()
-        table.add_row("% of matrix-product peak", *(_number(percent, ".0f") for percent in percents))
+        for peer in (name for name in measured if not is_ours(name)):
+            ratios = (_number(found.ratio(peer, mine), ".2f") for found in cells)
+            label = f"÷ {label_of(peer)}" if len(ours) == 1 else f"{_family_in(mine)} ÷ {short_label_of(peer)}"
+            table.add_row(label, *ratios, _number(mean_ratio(cells, peer, mine), ".3f"))
     return table
 
 
 def _summary_table(result: BenchResult) -> Table:
     table = Table(title="All cells", caption=_caption(result))
     table.add_column("", no_wrap=True)
-    for heading in ("cells", "mean of\nours ÷", "best\nTFLOP/s", "% of\npeak", "worst\nerror", "host\nµs"):
+    ours = result.ours()
+    headings = [f"mean of\n{_family_in(mine)} ÷" if len(ours) > 1 else "mean of\nours ÷" for mine in ours]
+    for heading in ("cells", *headings, "best\nTFLOP/s", "worst\nerror", "host\nµs"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in result.implementations():
         found = [cell for cell in result.cells if name in cell.measurements]
         measurements = [cell.measurements[name] for cell in found]
-        best = max(cell.cell.tflops(cell.measurements[name].gpu_ms) for cell in found)
-        percent = 100 * best / result.peak_tflops if result.peak_tflops else None
         table.add_row(
             label_of(name),
             str(len(found)),
-            "" if name == OURS else _number(mean_ratio(found, name), ".3f"),
-            f"{best:.0f}",
-            _number(percent, ".0f"),
+            *("" if is_ours(name) else _number(mean_ratio(found, name, mine), ".3f") for mine in ours),
+            f"{max(cell.cell.tflops(cell.measurements[name].gpu_ms) for cell in found):.0f}",
             f"{max(m.relative_error for m in measurements):.1e}",
             f"{statistics.median(m.host_us for m in measurements):.0f}",
             style=_style_of(name),
@@ -217,12 +299,38 @@ def _summary_table(result: BenchResult) -> Table:
     return table
 
 
+def _kinds_table(name: str, summaries: list[KindSummary]) -> Table:
+    """What each kind of scores costs one of ours: beside the fastest peer of each cell, and beside normal scores."""
+    table = Table(title=f"{name}, by what scores look like")
+    table.add_column("scores", no_wrap=True)
+    for heading in ("÷ best peer:\nmean", "worst", "at", "÷ normal:\nworst", "at"):
+        table.add_column(heading, justify="left" if heading == "at" else "right", no_wrap=True)
+    for summary in summaries:
+        table.add_row(
+            summary.scores,
+            _number(summary.mean_to_best, ".3f"),
+            *_worst_cells(summary.worst_to_best),
+            *_worst_cells(summary.worst_to_normal),
+        )
+    return table
+
+
+def _worst_cells(worst: Worst | None) -> tuple[str, str]:
+    if worst is None:
+        return "–", ""
+    cell = worst.cell
+    return f"{worst.ratio:.2f}", f"{cell.d_head} {cell.mask} {length_text(cell.length)}"
+
+
+def _family_in(name: str) -> str:
+    """`ampere` of `flashwright (ampere)`."""
+    return name.removeprefix(f"{OURS} (").removesuffix(")")
+
+
 def _caption(result: BenchResult) -> str:
     known = result.environment
     parts = [str(known.get("gpu") or "unknown GPU")]
     parts += [f"{title} {known[key]}" for key, title in _VERSIONS.items() if known.get(key)]
-    if result.peak_tflops:
-        parts.append(f"matrix-product peak {result.peak_tflops:.0f} TFLOP/s")
     return ", ".join([*parts, str(known.get("date", "")).partition("T")[0]]).rstrip(", ")
 
 
@@ -237,14 +345,9 @@ def _what_is_missing(result: BenchResult) -> list[str]:
     return lines
 
 
-def _percent_of_peak(found: CellResult, peak_tflops: float) -> float | None:
-    tflops = found.tflops(OURS)
-    return None if tflops is None else 100 * tflops / peak_tflops
-
-
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
 def _style_of(name: str) -> str | None:
-    return "bold" if name == OURS else None
+    return "bold" if is_ours(name) else None

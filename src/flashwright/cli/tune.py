@@ -24,7 +24,8 @@ from flashwright.kernels.family import Occasion
 from flashwright.kernels.registry import family_names
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
-from flashwright.workbench.tuning.measure import Machine, this_machine
+from flashwright.workbench.bench.scores import KINDS, chosen_scores
+from flashwright.workbench.tuning.measure import TUNING_SCORES, Machine, this_machine
 from flashwright.workbench.tuning.tuner import TuningReport, tune
 
 INTERRUPTED = 130
@@ -50,6 +51,14 @@ def tune_command(
         str | None,
         typer.Option(help=f"Kernel family: {' or '.join(family_names())}.", show_default="what attention() uses here"),
     ] = None,
+    scores: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND,…",
+            help=f"What scores look like; several times, or with commas: all, or of {', '.join(KINDS)}.",
+            show_default=", ".join(TUNING_SCORES),
+        ),
+    ] = None,
     everything: Annotated[
         bool,
         typer.Option("--all", help="Every head dimension, dtype, mask and length (512, 2048, 8192), or those given."),
@@ -63,11 +72,13 @@ def tune_command(
     """Find the fastest config for a problem on this GPU, for attention() to use. Without a GPU: what there is to time.
 
     Every config that the rules keep is compiled; what spills is dropped, the rest checked against float64 and timed by
-    successive halving. Results are kept per GPU model, head dimension, dtype, mask, and rows of queries and of keys:
-    up to 64, up to 1024, up to 4096, or more.
+    successive halving on several kinds of scores: a config's time is the geometric mean over them. Results are kept
+    per GPU model, head dimension, dtype, mask, and rows of queries and of keys: up to 64, up to 1024, up to 4096, or
+    more.
     """
     if context.invoked_subcommand is not None:
         return
+    kinds = chosen_scores(scores or TUNING_SCORES)
     machine, database = this_machine(), TuningDatabase()
     if family is None:
         family = _family_in_use(machine, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD)
@@ -85,7 +96,7 @@ def tune_command(
     reports: list[TuningReport] = []
     try:
         for number, problem in enumerate(problems, start=1):
-            report = tune(problem, machine, database, arch=arch, quick=quick, limit=limit, resume=resume)
+            report = tune(problem, machine, database, scores=kinds, arch=arch, quick=quick, limit=limit, resume=resume)
             reports.append(report)
             if not as_json:
                 _print_report(report, heading=f"{number}/{len(problems)} " if everything else "", brief=everything)
@@ -109,7 +120,7 @@ def _family_in_use(machine: Machine | None, length: int, d_head: int) -> str:
 
 def _print_report(report: TuningReport, *, heading: str, brief: bool) -> None:
     console = table_console()
-    console.print(f"[bold]{heading}{report.problem}[/]", highlight=False)
+    console.print(f"[bold]{heading}{report.problem}[/], scores: {', '.join(report.scores)}", highlight=False)
     if not brief:
         console.print(_space_table(report))
     if report.candidates is not None:
@@ -225,6 +236,7 @@ def _results_table(results: Sequence[TunedResult]) -> Table:
     for name in ("GPU", "dtype", "d_head", "mask", "queries", "keys"):
         table.add_column(name, no_wrap=True)
     table.add_column("config", overflow="fold")
+    table.add_column("scores", overflow="fold")
     for name in ("ms", "TFLOP/s", "date", "kernels"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
@@ -233,7 +245,8 @@ def _results_table(results: Sequence[TunedResult]) -> Table:
         options = str(result.config).partition(", ")[2].partition(", ")[2]
         table.add_row(
             escape(result.gpu), kind.dtype.name, str(kind.d_head), mask, kind.q_bucket, kind.kv_bucket, f"({options}",
-            f"{result.best.time_ms:.4f}", f"{result.tflops:.0f}", result.date[:10], currency(result).value,
+            ", ".join(result.scores), f"{result.best.time_ms:.4f}", f"{result.tflops:.0f}", result.date[:10],
+            currency(result).value,
         )  # fmt: skip
     return table
 

@@ -22,20 +22,22 @@ from flashwright import DType, parse_kernel_name_into_config
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import FULL, Window
 from flashwright.runtime.reference import attention_reference
-from flashwright.workbench.bench import gpu_machine
+from flashwright.workbench.bench import gpu_machine, timing
 from flashwright.workbench.bench import peers as peers_module
 from flashwright.workbench.bench.accuracy import SAMPLED_ROWS, sampled_relative_error
 from flashwright.workbench.bench.gpu_machine import GPUMachine, prepare_ours
 from flashwright.workbench.bench.grid import Cell, cell_of, grid
-from flashwright.workbench.bench.measure import LONGEST_REASON, measure, measure_cell, reason
-from flashwright.workbench.bench.peers import PEERS, Inputs, Prepared, chosen_peers, installed
+from flashwright.workbench.bench.measure import LONGEST_REASON, Timed, measure, measure_cell, measure_kinds, reason
+from flashwright.workbench.bench.peers import PEERS, Inputs, Prepared, chosen_peers, external_peer, installed
 from flashwright.workbench.bench.result_files import write_atomically
 from flashwright.workbench.bench.results import (
     OURS,
     BenchResult,
+    CellResult,
     Measurement,
     geometric_mean,
     mean_ratio,
+    ours_of,
     read_result,
     write_result,
 )
@@ -114,11 +116,45 @@ def test_a_result_says_all_that_follows_from_its_times(result):
     document = result.to_dict()
     first = document["cells"][0]
     assert first["implementations"][OURS]["tflops"] == pytest.approx(400.0)
-    assert first["implementations"][OURS]["percent_of_peak"] == pytest.approx(50.0)
-    assert first["ratios"] == {"sdpa-fa2": pytest.approx(1.25), "sdpa-cudnn": pytest.approx(0.5)}
-    assert document["geometric_means"] == {"sdpa-fa2": pytest.approx(1.25), "sdpa-cudnn": pytest.approx(0.5)}
+    assert first["scores"] == "normal"
+    assert first["ratios"] == {OURS: {"sdpa-fa2": pytest.approx(1.25), "sdpa-cudnn": pytest.approx(0.5)}}
+    (summary,) = document["summary"]
+    assert (summary["scores"], summary["implementation"]) == ("normal", OURS)
+    assert summary["means"] == {"sdpa-fa2": pytest.approx(1.25), "sdpa-cudnn": pytest.approx(0.5)}
+    assert summary["worst_to_best_peer"]["ratio"] == pytest.approx(0.5)
     assert document["cells"][-1]["failures"] == {"sdpa-cudnn": "RuntimeError: no [such] kernel"}
     assert document["complete"] is True
+
+
+def kinds_result() -> BenchResult:
+    """Two families on two kinds of scores and two lengths; ours takes longer on one of the kinds."""
+    cells = []
+    for cell in grid(DType.BF16, (64,), (False,), (512, 1024), ("sink", "normal")):
+        slower = {("sink", 512): 1.25, ("sink", 1024): 2.0}.get((cell.scores, cell.length), 1.0)
+        times = {ours_of("ampere"): 4 * slower, ours_of("hopper"): 2 * slower, "sdpa-fa2": 5.0, "sdpa-cudnn": 3.0}
+        cells.append(CellResult(cell, {name: Measurement(ms, 20.0, 1e-3) for name, ms in times.items()}))
+    return BenchResult({}, {}, tuple(cells))
+
+
+def test_kinds_are_summed_up_for_each_family_beside_the_best_peer_and_beside_normal_scores():
+    result = kinds_result()
+    assert result.kinds() == ["normal", "sink"]
+    assert result.ours() == ["flashwright (ampere)", "flashwright (hopper)"]
+    assert result.peers() == ["sdpa-fa2", "sdpa-cudnn"]
+    found = {(each.name, each.scores): each for each in result.summaries()}
+    hopper = found[ours_of("hopper"), "sink"]
+    assert hopper.mean_to_best == pytest.approx(math.sqrt(1.5 / 1.25 * 1.5 / 2))
+    assert (hopper.worst_to_best.ratio, hopper.worst_to_best.cell.length) == (0.75, 1024)
+    assert (hopper.worst_to_normal.ratio, hopper.worst_to_normal.cell.length) == (0.5, 1024)
+    assert found[ours_of("ampere"), "normal"].mean_to_best == pytest.approx(0.75)
+    assert found[ours_of("ampere"), "normal"].means["sdpa-fa2"] == pytest.approx(1.25)
+    assert found[ours_of("hopper"), "normal"].worst_to_normal.ratio == 1
+
+
+def test_without_peers_or_normal_scores_there_is_nothing_to_compare_with():
+    cell = a_cell(scores="sink")
+    (summary,) = BenchResult({}, {}, (found(cell, ours=1.0),)).summaries()
+    assert (summary.mean_to_best, summary.worst_to_best, summary.worst_to_normal) == (None, None, None)
 
 
 # --- Result files --------------------------------------------------------------------------------------------------
@@ -128,6 +164,20 @@ def test_a_result_is_read_back_as_it_was_written(result, tmp_path):
     path = tmp_path / "result.json"
     write_result(path, result)
     assert read_result(path) == result
+
+
+def test_kinds_and_families_are_read_back(tmp_path):
+    path = tmp_path / "result.json"
+    write_result(path, kinds_result())
+    assert read_result(path) == kinds_result()
+    assert {cell["scores"] for cell in json.loads(path.read_text())["cells"]} == {"normal", "sink"}
+
+
+def test_a_result_of_the_first_format_is_read_as_one_of_normal_scores():
+    stored = read_result(Path(__file__).parents[3] / "benchmarks/results/bench_h200_bf16.json")
+    assert stored.kinds() == ["normal"]
+    assert stored.ours() == [OURS]
+    assert len(stored.cells) == 36
 
 
 def without(document: dict, *keys: object) -> dict:
@@ -146,7 +196,7 @@ def without(document: dict, *keys: object) -> dict:
         (lambda text: "", "is damaged or incomplete"),
         (lambda text: "[1, 2]", "is not a result of `flashwright bench`"),
         (lambda text: '{"rungs": []}', "is not a result of `flashwright bench`"),
-        (lambda text: text.replace('"format": 1', '"format": 99'), "format 99 is not known"),
+        (lambda text: text.replace('"format": 2', '"format": 99'), "format 99 is not known"),
         (lambda text: text.replace('"gpu_ms"', '"gpu_s"', 1), "entry 1 of 'cells' lacks 'gpu_ms'"),
         (lambda text: text.replace('"length": 1024', '"length": -1', 1), "entry 2 of 'cells' is damaged: length: -1"),
         (lambda text: json.dumps(without(json.loads(text), "cells", 2, "dtype")), "entry 3 of 'cells' lacks 'dtype'"),
@@ -181,7 +231,7 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
 def test_all_implementations_of_a_cell_are_timed_together_on_the_same_inputs():
     machine = FakeMachine()
     result = measure_cell(machine, a_cell(), THREE)
-    assert machine.timed_together == [list(THREE)]
+    assert machine.timed_together == [[Timed("normal", name) for name in THREE]]
     assert len(machine.cells) == 1
     assert result.measurements[OURS] == Measurement(2.0, 20.0, 1e-3, f"the kernel of {OURS}")
     assert result.ratio("sdpa-cudnn") == 0.5
@@ -206,7 +256,7 @@ def test_a_wrong_output_is_never_timed(error):
     machine = FakeMachine()
     machine.errors = {"sdpa-fa2": error}
     result = measure_cell(machine, a_cell(), THREE)
-    assert machine.timed_together == [[OURS, "sdpa-cudnn"]]
+    assert machine.timed_together == [[Timed("normal", OURS), Timed("normal", "sdpa-cudnn")]]
     assert "wrong output" in result.failures["sdpa-fa2"]
 
 
@@ -226,10 +276,37 @@ def test_a_gpu_that_breaks_while_timing_leaves_no_time_of_that_cell(monkeypatch)
     assert result.failures == dict.fromkeys(THREE, "RuntimeError: an illegal memory access")
 
 
-def test_an_interruption_keeps_the_cells_before_it():
-    cells = grid()
-    results, complete = measure(FakeMachine(interrupted_at=2), cells, THREE)
-    assert [found.cell for found in results] == cells[:2]
+def test_all_kinds_of_a_problem_are_timed_together_and_host_time_once():
+    machine = FakeMachine()
+    machine.slower = {"sink": 2.0}
+    cells = [a_cell(scores="normal"), a_cell(scores="sink")]
+    normal, sink = measure_kinds(machine, cells, THREE)
+    assert machine.timed_together == [[Timed(kind, name) for kind in ("normal", "sink") for name in THREE]]
+    assert machine.host_timed == list(THREE)
+    assert [found.cell for found in (normal, sink)] == cells
+    assert (normal.measurements[OURS].gpu_ms, sink.measurements[OURS].gpu_ms) == (2.0, 4.0)
+    assert sink.measurements[OURS].host_us == normal.measurements[OURS].host_us == 20.0
+
+
+def test_a_kind_whose_inputs_cannot_be_made_does_not_take_the_others_along(monkeypatch):
+    machine = FakeMachine()
+    plain = machine.inputs
+
+    def inputs(cell: Cell) -> Inputs:
+        if cell.scores == "sink":
+            raise MemoryError("too large")
+        return plain(cell)
+
+    monkeypatch.setattr(machine, "inputs", inputs)
+    normal, sink = measure_kinds(machine, [a_cell(), a_cell(scores="sink")], THREE)
+    assert normal.measurements.keys() == THREE.keys()
+    assert (sink.measurements, sink.failures) == ({}, dict.fromkeys(THREE, "MemoryError: too large"))
+
+
+def test_an_interruption_keeps_the_problems_before_it():
+    cells = grid(scores=("normal", "sink"))
+    results, complete = measure(FakeMachine(interrupted_at=5), cells, THREE)
+    assert [found.cell for found in results] == cells[:4]
     assert not complete
 
 
@@ -292,15 +369,25 @@ class FakeCuda:
 
 def test_candidates_are_replayed_in_turns_so_that_a_drifting_clock_drifts_for_all(monkeypatch):
     cuda = FakeCuda(monkeypatch)
+    monkeypatch.setattr(timing.random, "shuffle", list.reverse)
     candidates = {name: partial(cuda.launch, name, ms) for name, ms in (("fast", 0.5), ("slow", 1.0), ("long", 9.0))}
     times = gpu_times_ms(candidates, launches=None, rounds=5)
-    assert cuda.replays == [("fast", 10), ("slow", 5), ("long", 1)] * 6  # the first round warms up
-    # Replays 10, 11 and 12 are the median ones; timed one after the other, the clock would have favoured the first.
+    order = [("fast", 10), ("slow", 5), ("long", 1)]
+    assert cuda.replays == [*order[::-1], *order] * 3  # the first round warms up
+    # Replays 4 to 18 are timed; timed one after the other, the clock would have favoured the first.
     assert times == {
         "fast": pytest.approx(0.5 * 2.0),
         "slow": pytest.approx(1.0 * 2.1),
         "long": pytest.approx(9.0 * 2.2),
     }
+
+
+def test_the_order_of_turns_is_another_in_each_round(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    gpu_times_ms({name: partial(cuda.launch, name, 1.0) for name in "abcdefgh"}, launches=1, rounds=7)
+    rounds = [tuple(name for name, _ in cuda.replays[first : first + 8]) for first in range(0, 64, 8)]
+    assert all(sorted(names) == list("abcdefgh") for names in rounds)
+    assert len(set(rounds)) > 4
 
 
 def test_the_gpu_machine_reports_what_cannot_be_captured_and_times_the_rest(monkeypatch):
@@ -312,6 +399,18 @@ def test_the_gpu_machine_reports_what_cannot_be_captured_and_times_the_rest(monk
     times, failures = GPUMachine().gpu_times_ms(prepared)
     assert times.keys() == {"fine"}
     assert failures == {"broken": "RuntimeError: operation not permitted when stream is capturing"}
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_every_implementation_has_as_many_turns_as_there_are_rounds_and_one_to_warm_up(rounds, monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    GPUMachine(rounds=rounds).gpu_times_ms({"one": Prepared(partial(cuda.launch, "one", 1.0))})
+    assert cuda.replays == [("one", gpu_machine.LAUNCHES)] * (rounds + 1)
+
+
+def test_no_rounds_are_refused():
+    with pytest.raises(ValueError, match="rounds: 0 is not allowed"):
+        GPUMachine(rounds=0)
 
 
 def test_host_time_is_measured_inside_the_context_but_not_with_it(monkeypatch):
@@ -328,14 +427,6 @@ def test_host_time_is_measured_inside_the_context_but_not_with_it(monkeypatch):
     assert (len(entered), len(calls)) == (1, 8 * (1 + 5))  # long calls are made few times
 
 
-def test_the_measured_peak_is_of_the_products_operations(monkeypatch):
-    cuda = FakeCuda(monkeypatch)
-    monkeypatch.setattr(gpu_machine, "PEAK_SIZE", 10)
-    monkeypatch.setattr(torch, "matmul", lambda a, b, out: cuda.launch("product", 1e-3))
-    peak = GPUMachine("cpu").peak_tflops(DType.BF16)
-    assert peak == pytest.approx(2 * 10**3 / (1e-3 * 1.6) / 1e9)  # the sixth of ten replays is the median one
-
-
 def test_inputs_are_the_same_every_time_and_stored_rows_before_heads():
     cell = Cell(DType.BF16, 64, True, 32, batch=2, heads=4, kv_heads=2)
     first, second = (GPUMachine("cpu").inputs(cell) for _ in range(2))
@@ -346,11 +437,24 @@ def test_inputs_are_the_same_every_time_and_stored_rows_before_heads():
     assert first.grouped
 
 
+def test_inputs_have_the_scores_of_their_cell():
+    cell = Cell(DType.BF16, 64, False, 32, batch=1, heads=2, kv_heads=2, scores="equal")
+    assert not GPUMachine("cpu").inputs(cell).q.any()
+
+
+def test_ours_with_a_family_is_attention_of_that_family():
+    machine = GPUMachine("cpu")
+    inputs = machine.inputs(a_cell(64, batch=1, heads=1, kv_heads=1))
+    prepared = prepare_ours(inputs, family="hopper")
+    assert prepared.kernel.startswith("hopper (")
+    assert prepared.call.keywords["family"] == "hopper"
+
+
 @pytest.mark.parametrize("config", [None, parse_kernel_name_into_config(CONFIG)])
 def test_ours_is_attention_and_names_its_kernel(config):
     machine = GPUMachine("cpu")
     inputs = machine.inputs(a_cell(64, batch=1, heads=2, kv_heads=1, causal=True))
-    prepared = prepare_ours(config, inputs)
+    prepared = prepare_ours(inputs, config=config)
     assert machine.relative_error(prepared, inputs) < 5e-3
     kernel = parse_kernel_name_into_config(prepared.kernel)
     assert kernel == config if config else kernel.d_head == 64
@@ -443,6 +547,49 @@ def test_peers_are_chosen_by_name_each_once():
     assert [peer.name for peer in chosen_peers(None)] == list(PEERS)
     with pytest.raises(ValueError, match="did you mean 'sdpa-cudnn'"):
         chosen_peers(["cudnn"])
+
+
+def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    return attention_reference(q, k, v, options=AttentionOptions(Window(right=0) if causal else FULL))[0]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_function_of_the_users_own_is_a_peer(causal, monkeypatch):
+    inputs = cpu_inputs(64, causal=causal)
+    library = types.SimpleNamespace(forward=plain_attention)
+    with module(monkeypatch, "my_library", attention=plain_attention, ops=library):
+        for text in ("my_library:attention", "my_library:ops.forward"):
+            peer = external_peer(text)
+            assert peer.name == peer.label == text
+            assert sampled_relative_error(peer.prepare(inputs).output(), inputs) < 1e-6
+
+
+def test_an_output_in_another_layout_is_not_timed(monkeypatch):
+    class CPU(FakeMachine):
+        inputs = staticmethod(lambda cell: cpu_inputs(64, causal=False))
+        relative_error = staticmethod(lambda prepared, inputs: sampled_relative_error(prepared.output(), inputs))
+
+    with module(monkeypatch, "my_library", attention=lambda q, k, v, causal: plain_attention(q, k, v, causal).mT):
+        result = measure_cell(CPU(), a_cell(), {"my_library:attention": external_peer("my_library:attention").prepare})
+    assert (
+        "the output has the shape (2, 4, 32, 64), but q has (2, 4, 64, 32)" in result.failures["my_library:attention"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("my_library", "peer: 'my_library' is not allowed; allowed: module:function"),
+        (":attention", "allowed: module:function"),
+        ("my_library:", "allowed: module:function"),
+        ("not_installed:attention", "'not_installed' cannot be imported: ModuleNotFoundError"),
+        ("my_library:missing", "has no attribute 'missing'"),
+        ("my_library:number", "is a int; allowed: a function of"),
+    ],
+)
+def test_a_function_that_cannot_be_found_is_refused_at_once(text, message, monkeypatch):
+    with module(monkeypatch, "my_library", number=3), pytest.raises(ValueError, match=message):
+        external_peer(text)
 
 
 def test_importing_the_peers_imports_no_torch():

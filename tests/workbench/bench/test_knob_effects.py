@@ -28,6 +28,7 @@ from flashwright.workbench.bench.knob_effects import (
     spread,
     write_knob_effects,
 )
+from flashwright.workbench.bench.measure import Timed
 from flashwright.workbench.bench.peers import Inputs, Prepared
 from flashwright.workbench.bench.timing import CapturedCall
 
@@ -44,8 +45,8 @@ class FakeMachine:
     def relative_error(self, prepared: Prepared, inputs: Inputs) -> float:
         return 1e-3
 
-    def gpu_times_ms(self, prepared: Mapping[str, Prepared]) -> tuple[dict[str, float], dict[str, str]]:
-        return {name: self._time_ms(name) for name in prepared}, {}
+    def gpu_times_ms(self, prepared: Mapping[Timed, Prepared]) -> tuple[dict[Timed, float], dict[Timed, str]]:
+        return {timed: self._time_ms(timed.name) for timed in prepared}, {}
 
     def _time_ms(self, name: str) -> float:
         if name == knob_effects.PEER:

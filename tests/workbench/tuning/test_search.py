@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -279,8 +279,8 @@ def test_a_search_that_is_not_resumed_starts_anew(database):
     assert len(again.swept[0]) == len({*CONFIGS, INCUMBENT})
 
 
-@pytest.mark.parametrize("change", [{"limit": 20}, {"limit": 25}])
-def test_only_a_search_of_the_same_space_is_resumed(change, database):
+@pytest.mark.parametrize("change", [{"limit": 20}, {"limit": 25}, {"scores": ("normal",)}])
+def test_only_a_search_of_the_same_space_and_kinds_of_scores_is_resumed(change, database):
     with pytest.raises(KeyboardInterrupt):
         tuned(FakeMeasurer(before_sweep=interrupt_at(2)), database)
     assert not tuned(FakeMeasurer(), database, resume=True, **change).resumed
@@ -382,9 +382,9 @@ tune(PROBLEM, FakeMachine(fake=FakeMeasurer(before_sweep=report)), TuningDatabas
 # --- On a GPU, as far as that can be tested without ------------------------------------------------------------
 
 
-@pytest.fixture
-def check(monkeypatch):
-    """A check on CPU tensors by the simulated GPU."""
+@pytest.fixture(params=["normal", "falling-slow"])
+def check(monkeypatch, request):
+    """A check on CPU tensors with scores of some kind by the simulated GPU."""
     torch = pytest.importorskip("torch")
     from functools import partial
 
@@ -393,7 +393,7 @@ def check(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(runtime, "run_forward", partial(runtime.run_forward, device="simulator"))
     ragged, _ = check_problems(replace(PROBLEM, causal=True), CONFIGS[0])
-    return Check.of(replace(ragged, batch=1, heads=1), device="cpu")
+    return Check.of(replace(ragged, batch=1, heads=1), request.param, device="cpu")
 
 
 def test_a_right_kernel_passes_the_check_with_nans_behind_its_inputs(check, small_config):
@@ -423,7 +423,7 @@ def test_a_kernel_with_a_fault_fails_the_check(check, small_config, monkeypatch,
     assert check.error(small_config) > 8e-3
 
 
-def test_each_kernel_is_captured_once_and_timed_beside_the_others_on_the_tuned_problem(monkeypatch):
+def test_each_kernel_is_captured_once_per_kind_of_scores_and_timed_beside_the_others(monkeypatch):
     torch = pytest.importorskip("torch")
     from flashwright.workbench.tuning import measure
 
@@ -436,17 +436,18 @@ def test_each_kernel_is_captured_once_and_timed_beside_the_others_on_the_tuned_p
 
     def replay_times_ms(calls, stream, *, rounds):
         replayed.append(list(calls))
-        return dict.fromkeys(calls, 1.0)
+        return {(config, kind): 1.0 if kind == "normal" else 4.0 for config, kind in calls}
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda: "stream")
     monkeypatch.setattr(measure, "capture", capture)
     monkeypatch.setattr(measure, "replay_times_ms", replay_times_ms)
     problem = replace(PROBLEM, batch=1, heads=1, q_length=70, kv_length=90, causal=True)
-    measurer = measure.GpuMeasurer(problem, device="cpu")
-    assert measurer.sweep(CONFIGS[:3]) == dict.fromkeys(CONFIGS[:3], 1.0)
+    measurer = measure.GpuMeasurer(problem, ("normal", "equal"), device="cpu")
+    assert measurer.sweep(CONFIGS[:3]) == dict.fromkeys(CONFIGS[:3], pytest.approx(2.0))  # √(1 · 4)
     measurer.sweep(CONFIGS[1:4])
-    assert replayed == [list(CONFIGS[:3]), list(CONFIGS[1:4])]
-    assert [call.args[0] for call in captured] == list(CONFIGS[:4])
+    assert replayed == [list(product(configs, ("normal", "equal"))) for configs in (CONFIGS[:3], CONFIGS[1:4])]
+    assert [call.args[0] for call in captured] == [config for config in CONFIGS[:4] for _ in range(2)]
+    assert [bool(call.args[1].any()) for call in captured[:2]] == [True, False]
     _, q, k, v = captured[0].args
     assert (q.shape, k.shape, v.shape) == ((1, 1, 70, 64), (1, 1, 90, 64), (1, 1, 90, 64))
     assert captured[0].keywords["window"] == problem.window

@@ -19,6 +19,8 @@ def sampled_relative_error(out: Any, inputs: Inputs) -> float:
     """
     import torch
 
+    if out.shape != inputs.q.shape:
+        raise ValueError(f"the output has the shape {tuple(out.shape)}, but q has {tuple(inputs.q.shape)}")
     length = inputs.q.shape[2]
     first = max(0, (length - SAMPLED_ROWS) // 2)
     rows = slice(first, min(length, first + SAMPLED_ROWS))

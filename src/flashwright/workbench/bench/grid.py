@@ -1,14 +1,15 @@
-"""The problems of a benchmark: by default a fixed number of tokens and a fixed hidden size, over lengths."""
+"""The cells of a benchmark: by default a fixed number of tokens and a fixed hidden size, over lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import forward_flops
 from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+from flashwright.workbench.bench.scores import NORMAL
 
 TOKENS, HIDDEN = 16_384, 2_048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
@@ -19,7 +20,7 @@ MASKS = (False, True)
 
 @dataclass(frozen=True)
 class Cell:
-    """One problem: self-attention of `batch` sequences of one length."""
+    """One problem, self-attention of `batch` sequences of one length, and what its scores look like."""
 
     dtype: DType
     d_head: int
@@ -28,6 +29,13 @@ class Cell:
     batch: int
     heads: int
     kv_heads: int
+    scores: str = NORMAL
+    """A kind of scores, by its name."""
+
+    @property
+    def problem(self) -> Cell:
+        """The cell of normal scores: what cells of the same problem have in common."""
+        return replace(self, scores=NORMAL)
 
     @property
     def flops(self) -> float:
@@ -49,7 +57,8 @@ class Cell:
     def from_dict(cls, values: dict[str, Any]) -> Cell:
         names = ("d_head", "length", "batch", "heads", "kv_heads")
         numbers = {name: _positive(name, values[name]) for name in names}
-        return cls(dtype=DType.parse(values["dtype"]), causal=bool(values["causal"]), **numbers)
+        scores = str(values.get("scores", NORMAL))  # a file from before there were kinds has normal scores
+        return cls(dtype=DType.parse(values["dtype"]), causal=bool(values["causal"]), scores=scores, **numbers)
 
 
 def cell_of(
@@ -63,6 +72,7 @@ def cell_of(
     batch: int | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
+    scores: str = NORMAL,
 ) -> Cell:
     """A cell; batch and heads, unless given, fill the tokens and the hidden size."""
     for name, value in (("seqlen", length), ("tokens", tokens), ("hidden", hidden)):
@@ -81,7 +91,7 @@ def cell_of(
     kv_heads = kv_heads or heads
     if heads % kv_heads:
         raise ValueError(f"kv_heads: {kv_heads} does not divide the {heads} heads of d_head {d_head}")
-    return Cell(dtype, d_head, causal, length, batch or tokens // length, heads, kv_heads)
+    return Cell(dtype, d_head, causal, length, batch or tokens // length, heads, kv_heads, scores)
 
 
 def grid(
@@ -89,15 +99,17 @@ def grid(
     d_heads: Sequence[int] = D_HEADS,
     masks: Sequence[bool] = MASKS,
     lengths: Sequence[int] = LENGTHS,
+    scores: Sequence[str] = (NORMAL,),
     **sizes: int | None,
 ) -> list[Cell]:
-    """Every cell of head dimensions × masks × lengths; `sizes` are `cell_of`'s, None meaning its default."""
+    """Every cell of head dimensions × masks × lengths × kinds of scores; `sizes` are `cell_of`'s, None its default."""
     given = {name: value for name, value in sizes.items() if value is not None}
     return [
-        cell_of(dtype, d_head, causal, length, **given)
+        cell_of(dtype, d_head, causal, length, scores=kind, **given)
         for d_head in dict.fromkeys(d_heads)
         for causal in masks
         for length in sorted(set(lengths))
+        for kind in dict.fromkeys(scores)
     ]
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashwright.workbench.bench.figures import OURS_COLOUR, PEER_COLOURS, QUIET, new_figure, style
+from flashwright.workbench.bench.figures import OURS_COLOUR, PEER_COLOURS, new_figure, style
 from flashwright.workbench.bench.peers import PEERS
-from flashwright.workbench.bench.results import OURS, BenchResult, CellResult, label_of
+from flashwright.workbench.bench.results import BenchResult, CellResult, is_ours, label_of
+from flashwright.workbench.bench.scores import NORMAL
 
 MARKERS = "osD^vP*X"
+OURS_LINES = ("-", "--", ":")
+"""One of ours each."""
 
 
 def grid_figure(result: BenchResult) -> Any:
+    """Of a result of one kind of scores."""
     panels = result.panels()
     if not panels:
         raise ValueError("there is no measured cell to plot")
@@ -45,27 +49,33 @@ def _draw_panel(axis: Any, cells: list[CellResult], result: BenchResult) -> None
         values = [found.tflops(name) for found in cells]
         if not any(values):
             continue
-        position = (OURS, *PEERS).index(name) if name in (OURS, *PEERS) else len(PEERS)
+        ours = is_ours(name)
+        position = result.ours().index(name) if ours else _peer_position(name, result)
         axis.plot(
             range(len(lengths)),
             [float("nan") if value is None else value for value in values],
-            marker=MARKERS[position % len(MARKERS)],
-            markersize=5 if name == OURS else 4,
-            linewidth=2.4 if name == OURS else 1.3,
-            color=OURS_COLOUR if name == OURS else PEER_COLOURS[(position - 1) % len(PEER_COLOURS)],
-            zorder=4 if name == OURS else 3,
+            marker=MARKERS[0] if ours else MARKERS[1 + position % (len(MARKERS) - 1)],
+            markersize=5 if ours else 4,
+            linewidth=2.4 if ours else 1.3,
+            linestyle=OURS_LINES[position % len(OURS_LINES)] if ours else "-",
+            color=OURS_COLOUR if ours else PEER_COLOURS[position % len(PEER_COLOURS)],
+            zorder=4 if ours else 3,
             label=label_of(name),
         )
-    if result.peak_tflops:
-        axis.axhline(result.peak_tflops, color=QUIET, linestyle="--", linewidth=1, label="measured matrix-product peak")
     axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths])
     axis.set_ylim(0, 1.05 * _highest(result))  # panels share it, and all must fit
     axis.set_title(f"d_head {cells[0].cell.d_head}, {cells[0].cell.mask}", fontsize=10)
 
 
+def _peer_position(name: str, result: BenchResult) -> int:
+    """A known peer has the same colour in every picture; others follow."""
+    order = [*PEERS, *(peer for peer in result.peers() if peer not in PEERS)]
+    return order.index(name)
+
+
 def _highest(result: BenchResult) -> float:
     values = [found.tflops(name) for found in result.cells for name in result.implementations()]
-    return max([value for value in values if value] + [result.peak_tflops or 1])
+    return max((value for value in values if value), default=1)
 
 
 def _title(result: BenchResult) -> str:
@@ -73,6 +83,8 @@ def _title(result: BenchResult) -> str:
     parts = [f"Attention forward, {cell.dtype.name}"]
     if gpu := result.environment.get("gpu"):
         parts.append(str(gpu))
+    if cell.scores != NORMAL:
+        parts.append(f"scores: {cell.scores}")
     parts.append("GPU time")
     if not result.complete:
         parts.append("incomplete")

@@ -26,7 +26,7 @@ from flashwright.workbench.bench.measure import Machine, Prepare, measure_cell
 from flashwright.workbench.bench.peers import PEERS, Inputs, Prepared
 from flashwright.workbench.bench.result_files import parsed_entries, read_document, write_document
 from flashwright.workbench.bench.results import CellResult
-from flashwright.workbench.bench.timing import CapturedCall
+from flashwright.workbench.bench.timing import CapturedCall, Name
 
 PEER = "sdpa-fa2"
 LENGTHS = (512, 4096)
@@ -85,7 +85,7 @@ class KnobEffects:
         return {
             "environment": dict(self.environment),
             "bases": [base.to_dict() for base in self.bases],
-            "cells": [cell.to_dict(peak_tflops=None) for cell in self.cells],
+            "cells": [cell.to_dict() for cell in self.cells],
         }
 
 
@@ -149,14 +149,14 @@ def measure_knobs(
 
 
 def shuffled_times_ms(
-    captured: Mapping[str, CapturedCall],
-    replay_ms: Callable[[Mapping[str, CapturedCall]], Mapping[str, float]],
+    captured: Mapping[Name, CapturedCall],
+    replay_ms: Callable[[Mapping[Name, CapturedCall]], Mapping[Name, float]],
     *,
     rounds: int = ROUNDS,
-) -> dict[str, float]:
+) -> dict[Name, float]:
     """Median milliseconds of each over rounds of shuffled order; `replay_ms` warms one of them up and times it."""
     order, shuffle = list(captured), random.Random(0).shuffle
-    times: dict[str, list[float]] = {name: [] for name in captured}
+    times: dict[Name, list[float]] = {name: [] for name in captured}
     for _ in range(rounds):
         shuffle(order)
         for name in order:

@@ -1,11 +1,13 @@
 """Other implementations of attention, to measure against.
 
-A peer is imported when it is requested. One that is not installed is reported by name.
+A peer is imported when it is requested. One that is not installed is reported by name. A function of the user's own,
+`module:function`, is a peer as well.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -163,6 +165,32 @@ PEERS = {
         Peer("fa4", "FlashAttention-4", _flash_attn_4, partial(_prepare_flash_attn, _flash_attn_4)),
     )
 }
+
+
+def external_peer(text: str) -> Peer:
+    """The function `module:function` as a peer: it takes (q, k, v, causal) and returns the output.
+
+    Tensors are (batch, heads, rows, head_dim) views of tensors stored (batch, rows, heads, head_dim). The function
+    queues its work on PyTorch's current stream, and can be captured in a CUDA graph.
+    """
+    module_name, colon, path = text.partition(":")
+    if not (module_name and colon and path):
+        raise ValueError(f"peer: {text!r} is not allowed; allowed: module:function")
+    try:
+        function: Any = importlib.import_module(module_name)
+        for name in path.split("."):
+            function = getattr(function, name)
+    except AttributeError as error:
+        raise ValueError(f"peer: {text!r}: {error}") from error
+    except Exception as error:  # an import runs other people's code
+        raise ValueError(f"peer: {module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ValueError(f"peer: {text!r} is a {type(function).__name__}; allowed: a function of (q, k, v, causal)")
+
+    def prepare(inputs: Inputs) -> Prepared:
+        return Prepared(partial(function, inputs.q, inputs.k, inputs.v, inputs.causal))
+
+    return Peer(text, text, lambda: function, prepare)
 
 
 def chosen_peers(names: Sequence[str] | None) -> list[Peer]:

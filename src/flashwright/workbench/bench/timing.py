@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,8 @@ def gpu_times_ms(
     """Milliseconds of GPU time of one launch of each candidate.
 
     Each is captured in a CUDA graph of many launches (None: as many as fill `REPLAY_MS`). The graphs are replayed in
-    turns, so that a clock that drifts drifts for all, and each candidate's time is its median over the rounds.
+    turns, in another random order in each round, so that a clock that drifts drifts for all and no candidate always
+    follows the same one. Each candidate's time is its median over the rounds.
     """
     import torch
 
@@ -62,13 +64,15 @@ def launches_for(call_ms: float, *, replay_ms: float = REPLAY_MS, most: int = MO
 
 
 def replay_times_ms(captured: Mapping[Name, CapturedCall], stream: Any, *, rounds: int = ROUNDS) -> dict[Name, float]:
-    """The median milliseconds of one launch of each, replayed in turns after a round to warm up."""
+    """The median milliseconds of one launch of each, replayed in random turns after a round to warm up."""
     import torch
 
     times: dict[Name, list[float]] = {name: [] for name in captured}
+    turns = list(captured.items())
     with torch.cuda.stream(stream):
         for warm in (False,) + (True,) * rounds:
-            for name, call in captured.items():
+            random.shuffle(turns)
+            for name, call in turns:
                 replay_ms = _event_ms(call.graph.replay, stream)
                 if warm:
                     times[name].append(replay_ms / call.launches)

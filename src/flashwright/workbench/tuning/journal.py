@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 
 from flashwright.choice.database import TuningDatabase, store_result
@@ -119,9 +119,10 @@ class SearchJournal:
         return self._database.write(finish)
 
 
-def space_name(configs: Iterable[KernelConfig]) -> str:
-    """A name for a set of kernels: other configs, generated sources, device headers or compilers have another."""
-    digest = hashlib.sha256(json.dumps([compiler_build(), device_headers()]).encode())
+def space_name(configs: Iterable[KernelConfig], scores: Sequence[str]) -> str:
+    """A name for kernels and what they are timed on: other configs, generated sources, device headers, compilers or
+    kinds of scores have another."""
+    digest = hashlib.sha256(json.dumps([compiler_build(), device_headers(), list(scores)]).encode())
     shared = set(device_headers())
     for config in sorted(configs, key=str):
         source = family_of(config).source(config, PLAIN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Protocol
@@ -11,12 +11,17 @@ from typing import Any, Protocol
 from flashwright.choice.problem import TuningProblem
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig
-from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model
+from flashwright.workbench.bench.gpu_machine import torch_dtype
+from flashwright.workbench.bench.results import geometric_mean
+from flashwright.workbench.bench.scores import NORMAL, score_inputs
 from flashwright.workbench.bench.timing import CapturedCall, capture, replay_times_ms
 from flashwright.workbench.tuning.candidates import check_problems
 
+TUNING_SCORES = (NORMAL, "normal-x4", "rising-slow", "falling-slow")
+"""Kinds of scores that a config must be fast on unless others are given: maxima that stay, and maxima that grow, in
+either order of visiting keys."""
 ROUNDS_PER_SWEEP = 3
 GUARD_ROWS = 64
 """Rows of NaN behind every tensor of a check: reading them spoils the result, and writing them shows."""
@@ -30,11 +35,11 @@ class Measurer(Protocol):
     """What a search needs of a GPU: errors and times of the kernels for one problem."""
 
     def error(self, config: KernelConfig) -> float:
-        """The largest relative error over the check problems; infinite or NaN if a result is unusable."""
+        """The largest relative error over check problems and kinds of scores; infinite or NaN if one is unusable."""
         ...
 
     def sweep(self, configs: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
-        """Milliseconds of one launch of each, all measured in turns."""
+        """Milliseconds of one launch of each, all measured in turns; the geometric mean over the kinds of scores."""
         ...
 
 
@@ -45,7 +50,7 @@ class Machine(Protocol):
     def gpu(self) -> GPUModel: ...
     @property
     def shared_bytes_per_block(self) -> int: ...
-    def measurer(self, problem: TuningProblem) -> Measurer: ...
+    def measurer(self, problem: TuningProblem, scores: Sequence[str]) -> Measurer: ...
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,8 @@ class TorchMachine:
     gpu: GPUModel
     shared_bytes_per_block: int
 
-    def measurer(self, problem: TuningProblem) -> Measurer:
-        return GpuMeasurer(problem)
+    def measurer(self, problem: TuningProblem, scores: Sequence[str]) -> Measurer:
+        return GpuMeasurer(problem, scores)
 
 
 def this_machine() -> TorchMachine | None:
@@ -71,38 +76,47 @@ def this_machine() -> TorchMachine | None:
 
 
 class GpuMeasurer:
-    """Runs kernels on random inputs on the current GPU."""
+    """Runs kernels on random inputs with scores of some kinds on the current GPU."""
 
-    def __init__(self, problem: TuningProblem, device: str = "cuda") -> None:
+    def __init__(self, problem: TuningProblem, scores: Sequence[str] = TUNING_SCORES, device: str = "cuda") -> None:
         import torch
 
-        self._problem = problem
+        self._problem, self._scores = problem, tuple(scores)
         try:
             self._check = cache(partial(Check.of, device=device))
-            self._inputs = [
-                _random(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length)
-            ]
-            self._out = torch.empty_like(self._inputs[0])
+            self._inputs = {kind: _random(problem, kind, device) for kind in self._scores}
+            self._out = torch.empty_like(self._inputs[self._scores[0]][0])
         except torch.OutOfMemoryError as error:
             raise GPUError(f"the GPU has no memory left for {problem}; choose a smaller one") from error
         self._stream = torch.cuda.Stream()
-        self._captured: dict[KernelConfig, CapturedCall] = {}
+        self._captured: dict[tuple[KernelConfig, str], CapturedCall] = {}
 
     def error(self, config: KernelConfig) -> float:
-        return max(self._check(small).error(config) for small in check_problems(self._problem, config))
+        problems = check_problems(self._problem, config)
+        return max(self._check(small, kind).error(config) for small in problems for kind in self._scores)
 
     def sweep(self, configs: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
         from flashwright.runtime.forward import run_forward
 
         try:
-            for config in configs:
-                if config not in self._captured:
-                    call = partial(run_forward, config, *self._inputs, window=self._problem.window, out=self._out)
-                    self._captured[config] = capture(call, self._stream, launches=None)
-            measured = {config: self._captured[config] for config in configs}
-            return replay_times_ms(measured, self._stream, rounds=ROUNDS_PER_SWEEP)
+            wanted = [(config, kind) for config in configs for kind in self._scores]
+            for config, kind in wanted:
+                if (config, kind) not in self._captured:
+                    inputs = self._inputs[kind]
+                    call = partial(run_forward, config, *inputs, window=self._problem.window, out=self._out)
+                    self._captured[config, kind] = capture(call, self._stream, launches=None)
+            measured = {each: self._captured[each] for each in wanted}
+            times = replay_times_ms(measured, self._stream, rounds=ROUNDS_PER_SWEEP)
         except RuntimeError as error:
             raise GPUError(f"timing {self._problem} failed: {error}") from error
+        return {config: mean_over_kinds(times[config, kind] for kind in self._scores) for config in configs}
+
+
+def mean_over_kinds(times_ms: Iterable[float]) -> float:
+    """The geometric mean: twice the time on one kind counts as much as twice the time on another."""
+    mean = geometric_mean(times_ms)
+    assert mean is not None
+    return mean
 
 
 @dataclass(frozen=True)
@@ -114,12 +128,12 @@ class Check:
     expected: Any
 
     @classmethod
-    def of(cls, problem: TuningProblem, device: str) -> Check:
+    def of(cls, problem: TuningProblem, scores: str = NORMAL, *, device: str) -> Check:
         from flashwright.runtime.reference import attention_reference
 
         q, k, v = (_guarded(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length))
-        for x in (q, k, v):
-            x.normal_()
+        for x, values in zip((q, k, v), _random(problem, scores, device), strict=True):
+            x.copy_(values)
         expected, _ = attention_reference(q.double(), k.double(), v.double(), options=AttentionOptions(problem.window))
         return cls(problem, (q, k, v), expected)
 
@@ -140,17 +154,17 @@ class Check:
         return relative if math.isfinite(relative) and behind.isnan().all().item() else math.inf
 
 
-def _torch_dtype(problem: TuningProblem) -> Any:
-    import torch
-
-    return {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}[problem.dtype]
-
-
-def _random(problem: TuningProblem, rows: int, device: str) -> Any:
-    import torch
-
-    shape = (problem.batch, rows, problem.heads, problem.d_head)
-    return torch.randn(shape, dtype=_torch_dtype(problem), device=device).transpose(1, 2)
+def _random(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any, Any]:
+    return score_inputs(
+        scores,
+        batch=problem.batch,
+        heads=problem.heads,
+        q_length=problem.q_length,
+        kv_length=problem.kv_length,
+        d_head=problem.d_head,
+        dtype=torch_dtype(problem.dtype),
+        device=device,
+    )
 
 
 def _guarded(problem: TuningProblem, rows: int, device: Any) -> Any:
@@ -158,5 +172,5 @@ def _guarded(problem: TuningProblem, rows: int, device: Any) -> Any:
     import torch
 
     shape = (problem.batch, rows + GUARD_ROWS, problem.heads, problem.d_head)
-    whole = torch.full(shape, math.nan, dtype=_torch_dtype(problem), device=device)
+    whole = torch.full(shape, math.nan, dtype=torch_dtype(problem.dtype), device=device)
     return whole[:, :rows].transpose(1, 2)

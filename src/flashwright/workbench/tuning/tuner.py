@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from flashwright.kernels.registry import family_named
 from flashwright.workbench.environment import driver_version, flashwright_version, nvrtc_version_text, package_version
 from flashwright.workbench.tuning.candidates import Candidates, compile_candidates
 from flashwright.workbench.tuning.journal import SearchJournal, now, space_name
-from flashwright.workbench.tuning.measure import Machine
+from flashwright.workbench.tuning.measure import TUNING_SCORES, Machine
 from flashwright.workbench.tuning.reload import reload
 from flashwright.workbench.tuning.search import Stage, Wrong, check_all, halve
 from flashwright.workbench.tuning.space import Space, enumerate_space
@@ -30,6 +31,8 @@ class TuningReport:
     """All that came out of tuning one problem."""
 
     problem: TuningProblem
+    scores: tuple[str, ...]
+    """The kinds of scores that candidates are checked and timed on."""
     gpu: str | None
     arch: str
     space: Space
@@ -62,6 +65,7 @@ class TuningReport:
     def to_dict(self) -> dict[str, Any]:
         return {
             "problem": self.problem.to_dict(),
+            "scores": list(self.scores),
             "gpu": self.gpu,
             "arch": self.arch,
             "space": self.space.to_dict(),
@@ -87,32 +91,39 @@ def tune(
     machine: Machine | None,
     database: TuningDatabase,
     *,
+    scores: Sequence[str] = TUNING_SCORES,
     arch: str = "sm_90",
     quick: bool = False,
     limit: int | None = None,
     resume: bool = False,
     progress: bool = True,
 ) -> TuningReport:
-    """Finds and stores the fastest config for a problem; without a machine, reports what there is to time on `arch`."""
+    """Finds and stores the fastest config for a problem; without a machine, reports what there is to time on `arch`.
+
+    A candidate's time is the geometric mean over kinds of scores.
+    """
     began = time.monotonic()
+    scores = tuple(scores)
     space = enumerate_space(problem, quick=quick, limit=limit)
     if machine is None:
         candidates = compile_candidates(space.configs, (), problem, arch, progress=progress)
         seconds = time.monotonic() - began
-        return TuningReport(problem, None, arch, space, candidates, (), (), (), None, None, False, seconds)
+        return TuningReport(problem, scores, None, arch, space, candidates, (), (), (), None, None, False, seconds)
 
     reload()  # what is in use may have changed since this process looked
     gpu = machine.gpu
     incumbents = incumbent_configs(problem, gpu)
-    journal = SearchJournal.open(database, gpu.name, problem, space_name(space.configs), resume=resume)
-    outcome = _Outcome() if journal.result else _search(problem, machine, space, incumbents, journal, progress=progress)
+    journal = SearchJournal.open(database, gpu.name, problem, space_name(space.configs, scores), resume=resume)
+    outcome = _Outcome()
+    if journal.result is None:
+        outcome = _search(problem, scores, machine, space, incumbents, journal, progress=progress)
     result = outcome.result or journal.result
     assert result is not None
     stored = journal.finish(result) if outcome.result else database.result(*result.key)
     reload()
     seconds = time.monotonic() - began
     return TuningReport(
-        problem, gpu.name, gpu.arch, space, outcome.candidates, outcome.wrong, outcome.stages, incumbents,
+        problem, scores, gpu.name, gpu.arch, space, outcome.candidates, outcome.wrong, outcome.stages, incumbents,
         result, stored, journal.resumed, seconds,
     )  # fmt: skip
 
@@ -129,6 +140,7 @@ class _Outcome:
 
 def _search(
     problem: TuningProblem,
+    scores: tuple[str, ...],
     machine: Machine,
     space: Space,
     incumbents: tuple[KernelConfig, ...],
@@ -141,13 +153,13 @@ def _search(
         shared_bytes_per_block=machine.shared_bytes_per_block, progress=progress,
     )  # fmt: skip
     configs = [candidate.config for candidate in candidates.survivors]
-    measurer = machine.measurer(problem)
+    measurer = machine.measurer(problem, scores)
     right, wrong = check_all(configs, measurer, journal, progress=progress)
     if not right:
         raise ValueError(f"none of {len(configs)} kernels computes {problem}; nothing was stored")
     stages = halve(right, incumbents, measurer, journal, progress=progress)
     best, *runners_up = stages[-1].timings
-    result = TunedResult(machine.gpu.name, problem, best, tuple(runners_up), now(), _versions(best.config))
+    result = TunedResult(machine.gpu.name, problem, best, tuple(runners_up), now(), _versions(best.config), scores)
     return _Outcome(result, candidates, tuple(wrong), tuple(stages))
 
 
