@@ -13,13 +13,15 @@ from typing import Any
 from flashwright.kernels.forward.ampere import explain as ampere
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
+from flashwright.kernels.forward.ampere.registers import estimate
+from flashwright.kernels.registry import rejection_reason
 from flashwright.workbench.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
 from flashwright.workbench.bench.results import BenchResult
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.ladder import Ladder
 
 from .blocks import Renderer
-from .kernel_facts import KEYS, FactsFile, KernelFacts
+from .kernel_facts import ARCH, KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
 from .markdown import table
 from .measured import ampere_table, bench_table, ladder_table
@@ -74,6 +76,7 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "buffering": _buffering,
         "same-code": lambda _: _same_code(inputs.facts),
         "spills": lambda _: _spills(inputs),
+        "register-rules": lambda _: _register_rules(inputs),
         "broken": lambda _: _broken(inputs.facts),
         "bench-table": lambda _: bench_table(inputs.bench),
         "ladder-table": lambda _: ladder_table(inputs.ladder),
@@ -300,6 +303,33 @@ def _spills(inputs: Inputs) -> str:
                 rows.append([base.name, f"`{turn.change}`", *_spill_cells(inputs, base, turn.config)])
     header = ["kernel", "turned", "operands at the peak", "spilled bytes", "× base, 4,096 rows"]
     return table(header, rows, 2)
+
+
+def _register_rules(inputs: Inputs) -> str:
+    """What rules 4, 5 and 6 of the documents exclude, among the turns: estimated, compiled and measured."""
+    rows = []
+    for base in bases():
+        for turn in base.turns:
+            rule = "" if turn.config is None else (rejection_reason(turn.config) or "").partition(":")[0]
+            if turn.config is not None and rule in ("rule 4", "rule 5", "rule 6"):
+                rows.append([rule, base.name, f"`{turn.change}`", *_register_rule_cells(inputs, base, turn.config)])
+    columns = ["registers, estimated", "compiled", "blocks per SM", "spilled bytes"]
+    times = [f"× base, {length:,} rows" for length in LENGTHS]
+    return table(["excluded by", "kernel", "turned", *columns, *times], sorted(rows), 3)
+
+
+def _register_rule_cells(inputs: Inputs, base: Base, config: FlashForwardKernelConfig) -> list[str]:
+    guess, of = estimate(config, ARCH), inputs.facts.of(config)
+    base_of = inputs.facts.of(base.config)
+    estimated = f"{guess.registers}{f', {guess.excess} missing' if guess.excess else ''}"
+    found = [None if inputs.effects is None else effect(inputs.effects, base, config, length) for length in LENGTHS]
+    return [
+        estimated,
+        f"{of.registers} (base {base_of.registers})",
+        f"{of.blocks_per_sm} (base {base_of.blocks_per_sm})",
+        f"{of.spill_bytes:,}",
+        *("not measured yet" if inputs.effects is None else _summary(each) for each in found),
+    ]
 
 
 def _spill_cells(inputs: Inputs, base: Base, config: FlashForwardKernelConfig) -> list[str]:

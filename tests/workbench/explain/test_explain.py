@@ -21,10 +21,12 @@ from explain_cases import (
 
 from flashwright import parse_kernel_name_into_config
 from flashwright.kernels.forward.ampere import explain as ampere
+from flashwright.workbench.bench.knob_effects import LENGTHS, bases, effect, read_knob_effects
 from flashwright.workbench.explain import explain_config, gather
 from flashwright.workbench.explain.facts import Flight, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
-from flashwright.workbench.explain.report import differences, is_better
+from flashwright.workbench.explain.measured import ROOT, measured_effects
+from flashwright.workbench.explain.report import differences, is_better, sections
 
 WIDE = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 
@@ -288,6 +290,7 @@ def test_json_holds_every_fact(flashwright):
         "knobs",
         "shapes",
         "verdict",
+        "estimate",
         "registers",
         "shared",
         "occupancy",
@@ -304,7 +307,9 @@ def test_json_holds_every_fact(flashwright):
     assert document["registers"].keys() >= {"phases", "limit", "used", "spill_bytes", "planned"}
     assert document["occupancy"]["limits"].keys() == {"registers", "shared memory", "threads", "blocks"}
     assert document["effects"]["instructions_per_step"] == document["simulation"]["step"]["instructions"]
-    assert document["verdict"] == {"kept": True, "reason": None}
+    verdict = document["verdict"]
+    assert (verdict["kept"], verdict["reason"]) == (True, None)
+    assert document["estimate"].keys() == {"arch", "operands", "others", "limit", "blocks_per_sm"}
 
 
 def test_tables_name_every_part(flashwright):
@@ -318,6 +323,33 @@ def test_a_rejected_config_is_explained_with_the_rule(flashwright):
     code, out, _ = flashwright("explain", REJECTED, "--no-neighbours")
     assert code == 0
     assert "rejected" in out and "rule 5: B_r = 64, B_c = 64" in out
+
+
+def test_a_verdict_is_beside_the_estimate_and_what_the_compiler_used():
+    facts = explained(REJECTED)
+    rows = {row.name: row for section in sections(facts) if section.key == "verdict" for row in section.rows}
+    estimated, used = facts.estimate, facts.effects
+    assert rows["estimated"].value == f"{estimated.registers} registers, {estimated.blocks_per_sm} per SM"
+    assert rows["estimated"].note.startswith("before compiling: ")
+    assert rows["compiled"].value == f"{used.registers} registers, {used.blocks_per_sm} per SM"
+    assert rows["compiled"].note == "0 bytes spilled; for sm_80"
+
+
+def test_a_config_of_the_committed_results_has_its_measured_effect():
+    """Rule 5 excludes it, and a result file holds its speed beside the kernel that the rule keeps."""
+    (base, *_) = bases()
+    (turn,) = [turn for turn in base.turns_of("Q_mma_load_K_tiles") if turn.config]
+    found = measured_effects(turn.config)
+    assert [(each.base, each.change, each.rows) for each in found] == [
+        ("early", "Q_mma_load_K_tiles: 0 → 2", length) for length in LENGTHS
+    ]
+    committed = effect(read_knob_effects(ROOT / found[0].file), base, turn.config, LENGTHS[0])
+    assert found[0].times_base == committed.times_base
+    assert "H200" in found[0].gpu
+
+
+def test_a_config_that_nobody_timed_has_no_measured_effect():
+    assert measured_effects(config_of(REJECTED)) == ()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from flashwright.workbench.explain.facts import (
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.loop import ptx_loop, ptx_mix, sass_loop, sass_mix
 from flashwright.workbench.explain.matrix_load import matrix_load_facts
+from flashwright.workbench.explain.measured import measured_effects
 from flashwright.workbench.explain.timeline import ITERATIONS_NEEDED, timeline_of
 
 STEADY_ITERATIONS_NEEDED = STEADY_ITERATION + 2
@@ -73,7 +74,6 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
     executions = {each: execution for (each, warp), execution in traced.items() if warp in (FIRST_WARP, warps[0])}
     effects = {each: _effects(kernels[each], executions.get(each)) for each in configs}
     own = executions.get(config)
-    reason = rejection_reason(config)
     return ConfigFacts(
         config=config.short_form(),
         family=family_of(config).title,
@@ -81,7 +81,8 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         kernel=config.kernel_name(),
         knobs=of_config.knobs(config),
         shapes=of_config.shapes(config),
-        verdict=Verdict(kept=reason is None, reason=reason),
+        verdict=_verdict(config),
+        estimate=of_config.estimate(config, arch),
         registers=RegisterBudget(
             phases=of_config.register_phases(config),
             limit=of_config.register_limit(config) or target.registers_per_thread,
@@ -104,6 +105,11 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         effects=effects[config],
         neighbours=tuple(_neighbour(config, change, candidate, effects) for change, candidate in candidates.items()),
     )
+
+
+def _verdict(config: KernelConfig) -> Verdict:
+    reason = rejection_reason(config)
+    return Verdict(kept=reason is None, reason=reason, measured=measured_effects(config))
 
 
 def _changed(config: KernelConfig, values: dict[str, Any]) -> KernelConfig | ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
 
 from flashwright.kernels.explanation import Knob, TimelineTexts
@@ -56,13 +57,13 @@ def config_page(facts: ConfigFacts) -> str:
         header=f"""
 <p class="family">Forward kernel of the {escape(facts.family)} family, compiled for {escape(facts.arch)}</p>
 <h1><code>{escape(facts.config)}</code></h1>
-{_verdict(facts)}
+{_verdict(facts, tables["verdict"])}
 {_warning(facts)}
 {_figures(facts)}
 <nav aria-label="Contents"><ul>{links}</ul></nav>""",
         body="".join(section(key, title, html) for key, (title, html) in parts.items()),
         footer="Written by <code>flashwright explain</code>. Numbers come from the compiler, and from PTX executed on "
-        "the simulated GPU; nothing here is a timing.",
+        "the simulated GPU; what is called measured, from the result file that it names.",
     )
 
 
@@ -91,10 +92,14 @@ def comparison_page(comparison: Comparison) -> str:
 # --- Header ----------------------------------------------------------------------------------------------------
 
 
-def _verdict(facts: ConfigFacts) -> str:
+def _verdict(facts: ConfigFacts, verdict: Section) -> str:
+    """What the filter says, and the facts to hold it against."""
+    said, *others = verdict.rows
     if facts.verdict.kept:
-        return '<p class="verdict">Kept by the autotuning filter: no rule rejects it.</p>'
-    return f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(facts.verdict.reason or "")}.</p>'
+        line = '<p class="verdict">Kept by the autotuning filter: no rule rejects it.</p>'
+    else:
+        line = f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(said.note)}.</p>'
+    return line + (_facts_table(replace(verdict, rows=tuple(others))) if others else "")
 
 
 def _warning(facts: ConfigFacts) -> str:

@@ -9,7 +9,7 @@ from flashwright.kernels.forward.ampere.launch import RULES
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
 from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes
 from flashwright.kernels.forward.ampere.source import forward_kernel_source
-from flashwright.kernels.forward.ampere.space import SPACE, ampere_rejection_reason
+from flashwright.kernels.forward.ampere.space import OLDEST_ARCH, SPACE, ampere_rejection_reason
 from flashwright.kernels.forward.launch import FORWARD
 
 AMPERE_FORWARD = KernelFamily(
@@ -24,6 +24,7 @@ AMPERE_FORWARD = KernelFamily(
     rejection_reason=ampere_rejection_reason,
     default_config=ampere_default,
     launch_rules=RULES,
+    oldest_arch=OLDEST_ARCH,
     space=SPACE,
     ladder=LADDER,
     explanation=EXPLANATION,
