@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from flashwright.kernels.forward.ampere import explain as ampere
+from flashwright.kernels.forward.ampere.combinations import AUTOTUNED_D_HEADS
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
 from flashwright.kernels.forward.ampere.registers import estimate
+from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
 from flashwright.kernels.registry import rejection_reason
+from flashwright.problem.dtypes import DType
 from flashwright.workbench.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
 from flashwright.workbench.bench.results import BenchResult
 from flashwright.workbench.explain.instruction_kinds import Kind
@@ -76,6 +79,7 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "buffering": _buffering,
         "same-code": lambda _: _same_code(inputs.facts),
         "spills": lambda _: _spills(inputs),
+        "spaces": lambda _: _spaces(),
         "register-rules": lambda _: _register_rules(inputs),
         "broken": lambda _: _broken(inputs.facts),
         "bench-table": lambda _: bench_table(inputs.bench),
@@ -271,6 +275,18 @@ def _summary(found: Effect | str | None) -> str:
     if found.times_base is None:
         return f"({_ratio(found.times_peer)} × FA-2)"
     return f"{found.times_base:.2f}"
+
+
+# --- The search spaces -----------------------------------------------------------------------------------------
+
+
+@cache
+def _spaces() -> str:
+    rows = []
+    for d_head in AUTOTUNED_D_HEADS:
+        sizes = [len(get_autotuning_kernel_configs(DType.BF16, d_head, full=full)) for full in (False, True)]
+        rows.append([str(d_head), *(f"{size:,}" for size in sizes)])
+    return table(["d_head", "default space", "full space"], rows, 0)
 
 
 # --- Diagnosing ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from command_line import flashwright as command
@@ -308,7 +309,7 @@ def test_json_holds_every_fact(flashwright):
     assert document["occupancy"]["limits"].keys() == {"registers", "shared memory", "threads", "blocks"}
     assert document["effects"]["instructions_per_step"] == document["simulation"]["step"]["instructions"]
     verdict = document["verdict"]
-    assert (verdict["kept"], verdict["reason"]) == (True, None)
+    assert (verdict["kept"], verdict["reason"], verdict["space"]) == (True, None, "default")
     assert document["estimate"].keys() == {"arch", "operands", "others", "limit", "blocks_per_sm"}
 
 
@@ -333,6 +334,23 @@ def test_a_verdict_is_beside_the_estimate_and_what_the_compiler_used():
     assert rows["estimated"].note.startswith("before compiling: ")
     assert rows["compiled"].value == f"{used.registers} registers, {used.blocks_per_sm} per SM"
     assert rows["compiled"].note == "0 bytes spilled; for sm_80"
+
+
+@pytest.mark.parametrize(
+    ("kept", "space", "said"),
+    [
+        (True, "default", "flashwright tune times it"),
+        (True, "full", "flashwright tune --space full times it; the default space leaves it out"),
+        (True, None, "no search combines these knobs"),
+        (False, None, "no search times what the filter rejects"),
+        (False, "default", "flashwright tune times it, in spite of the filter"),
+    ],
+)
+def test_explain_says_which_search_times_a_config(kept, space, said):
+    facts = explained(EAGER)
+    other = replace(facts, verdict=replace(facts.verdict, kept=kept, space=space))
+    rows = {row.name: row for section in sections(other) if section.key == "verdict" for row in section.rows}
+    assert (rows["search space"].value, rows["search space"].note) == (space or "none", said)
 
 
 def test_a_config_of_the_committed_results_has_its_measured_effect():

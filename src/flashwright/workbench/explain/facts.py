@@ -67,6 +67,8 @@ class Verdict:
 
     kept: bool
     reason: str | None
+    space: str | None = None
+    """The smallest search space that has the config; None: no search tries it."""
     measured: tuple[MeasuredEffect, ...] = ()
 
 

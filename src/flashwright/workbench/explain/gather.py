@@ -11,7 +11,7 @@ from flashwright.compiler.occupancy import occupancy
 from flashwright.hardware.architectures import architecture
 from flashwright.kernels.explanation import FIRST_WARP, ExecutedLoads, TracedWarp
 from flashwright.kernels.family import OLDEST, KernelConfig
-from flashwright.kernels.registry import as_config, family_of, rejection_reason, tile_shapes
+from flashwright.kernels.registry import as_config, family_of, rejection_reason, search_space_of, tile_shapes
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.explain.core_matrices import core_matrix_facts
@@ -109,7 +109,7 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
 
 def _verdict(config: KernelConfig) -> Verdict:
     reason = rejection_reason(config)
-    return Verdict(kept=reason is None, reason=reason, measured=measured_effects(config))
+    return Verdict(reason is None, reason, search_space_of(config), measured_effects(config))
 
 
 def _changed(config: KernelConfig, values: dict[str, Any]) -> KernelConfig | ValueError:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flashwright.kernels.explanation import Estimate
-from flashwright.workbench.explain.facts import ConfigFacts, Effects, KVLoop, Neighbour, RegisterBudget
+from flashwright.kernels.family import DEFAULT_SPACE, FULL_SPACE
+from flashwright.workbench.explain.facts import ConfigFacts, Effects, KVLoop, Neighbour, RegisterBudget, Verdict
 from flashwright.workbench.explain.loop import InstructionMix
 
 Value = str | int | float
@@ -64,19 +65,33 @@ def _verdict(facts: ConfigFacts) -> Iterator[Row]:
     """What the filter says; beside a rejection, the facts of this config."""
     verdict = facts.verdict
     if verdict.kept:
-        yield Row("filter", "kept", "no rule of the filter rejects it: the tuner would time it")
+        yield Row("filter", "kept", "no rule of the filter rejects it")
     else:
         yield Row("filter", "rejected", verdict.reason or "")
         if facts.estimate is not None:
             yield Row("estimated", _resources(facts.estimate), f"before compiling: {_arithmetic(facts.estimate)}")
         spilled = f"{facts.effects.spill_bytes:,} bytes spilled"
         yield Row("compiled", _resources(facts.effects), f"{spilled}; for {facts.arch}")
+    yield Row("search space", verdict.space or "none", search_of(verdict))
     for effect in verdict.measured:
         yield Row(
             f"measured, {effect.rows:,} rows",
             f"{effect.times_base:.2f} × {effect.base}",
             f"times the speed of {effect.base_config} ({effect.change}); {effect.gpu}, {effect.date}, {effect.file}",
         )
+
+
+_SEARCHES = {
+    DEFAULT_SPACE: "flashwright tune times it",
+    FULL_SPACE: "flashwright tune --space full times it; the default space leaves it out",
+}
+
+
+def search_of(verdict: Verdict) -> str:
+    """Which search times a config."""
+    if verdict.space is None:
+        return "no search combines these knobs" if verdict.kept else "no search times what the filter rejects"
+    return _SEARCHES[verdict.space] if verdict.kept else f"{_SEARCHES[verdict.space]}, in spite of the filter"
 
 
 def _resources(of: Estimate | Effects) -> str:

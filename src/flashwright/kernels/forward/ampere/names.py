@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import product
 from typing import Any
 
+from flashwright.kernels.forward.ampere.combinations import AUTOTUNED_D_HEADS, combinations
 from flashwright.kernels.forward.ampere.config import OPTION_FIELDS, FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.ladder import get_kernel_progression_configs
-from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
 from flashwright.kernels.naming import nearest_hint, parse_cpp_fields
 from flashwright.problem.dtypes import DType
 
@@ -63,4 +64,7 @@ def _parse_options(options: str, text: str) -> dict[str, Any]:
 
 @cache
 def _known_short_forms() -> list[str]:
-    return [config.short_form() for config in (*get_kernel_progression_configs(), *get_autotuning_kernel_configs())]
+    found = [config.short_form() for config in get_kernel_progression_configs()]
+    for dtype, d_head in product(DType, AUTOTUNED_D_HEADS):
+        found += [config.short_form() for config, reason in combinations(dtype, d_head) if reason is None]
+    return found
