@@ -113,6 +113,14 @@ def should_autotune_config(config: KernelConfig | str) -> bool:
     return rejection_reason(config) is None
 
 
+def is_judged_by_filter(config: KernelConfig | str) -> bool:
+    """Whether the filter chooses among a config's values: then its verdict is an answer even where no kernel can be
+    built."""
+    known = as_config(config)
+    space = family_of(known).space
+    return space is not None and space.full is not None and space.full.has_values(known)
+
+
 def search_space_of(config: KernelConfig | str) -> str | None:
     """The smallest search space that a config is in: "default", "full", or None if no search tries it."""
     known = as_config(config)
@@ -121,7 +129,7 @@ def search_space_of(config: KernelConfig | str) -> str | None:
         return None
     if _is_in(known, space.configs):
         return DEFAULT_SPACE
-    if space.full is None or not space.full.has_values(known) or rejection_reason(known) is not None:
+    if space.full is None or not is_judged_by_filter(known) or rejection_reason(known) is not None:
         return None
     return FULL_SPACE if _is_in(known, space.full.configs) else None
 

@@ -14,9 +14,11 @@ from flashwright import (
     DType,
     FlashForwardKernelConfig,
     ForwardKernelTileShapes,
+    compile_kernel,
     get_autotuning_kernel_configs,
     get_kernel_progression,
     get_kernel_progression_configs,
+    parse_config,
     parse_kernel_name_into_config,
     rejection_reason,
     should_autotune_config,
@@ -24,6 +26,7 @@ from flashwright import (
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.registry import family_named, search_space_of
+from flashwright.problem.dtypes import NUMPY_DTYPES
 from flashwright.problem.lengths import LENGTH_BUCKETS
 
 AMPERE = family_named("ampere")
@@ -165,6 +168,33 @@ def test_a_name_is_understood_as_profilers_and_people_write_it(text):
     assert parse_kernel_name_into_config(text) == SPEC_CONFIG
 
 
+MANGLED = (
+    "_Z20flash_forward_kernelIXtl24FlashForwardKernelConfigL5DType15ELi128ELi64ELi64ELi4ELb1ELb1ELb1ELi0ELi2ELi2ELb1ELb1E"
+    "Lb0ELb0ELb0ELi0ELb0ELb0ELb0ELb0EEEEv16ForwardArguments"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MANGLED,
+        MANGLED.replace("ELb0ELb0ELb0ELi0ELb0ELb0ELb0ELb0E", "E"),  # trailing zeros left out
+        MANGLED.replace("L5DType15E", "LN3c1010ScalarTypeE15E"),
+        "_ZN2ns20flash_forward_kernelIXtlNS_24FlashForwardKernelConfigELNS_5DTypeE15ELi128ELi64ELi64ELi4ELb1ELb1ELb1ELi0E"
+        "Li2ELi2ELb1ELb1EEEEEvNS_16ForwardArgumentsE",
+    ],
+)
+def test_a_mangled_kernel_name_is_understood(text):
+    assert parse_kernel_name_into_config(text) == SPEC_CONFIG
+
+
+@pytest.mark.parametrize("text", [SPEC_SHORT_FORM, "hopper (BF16, 64, 128, 64): stages_2"])
+def test_the_name_of_a_compiled_kernel_is_that_of_its_config(text):
+    kernel = compile_kernel(text)
+    assert kernel.name.startswith("_Z")
+    assert parse_config(kernel.name) == kernel.config
+
+
 @given(configs())
 def test_trailing_members_that_are_zero_may_be_left_out_of_a_cpp_name(config):
     members = numeric_cpp_fields(config)
@@ -257,10 +287,21 @@ def test_no_text_makes_the_parser_fail_otherwise_than_by_value_error(text):
 
 @pytest.mark.parametrize(
     ("text", "dtype"),
-    [("FP16", DType.FP16), ("half", DType.FP16), ("torch.bfloat16", DType.BF16), (5, DType.FP16), (15, DType.BF16)],
-)
-def test_a_dtype_may_be_given_by_name_or_code(text, dtype):
+    [
+        ("FP16", DType.FP16), ("half", DType.FP16), ("torch.bfloat16", DType.BF16), (5, DType.FP16), (15, DType.BF16),
+        *((dtype, of) for of, dtype in NUMPY_DTYPES.items()),
+    ],
+)  # fmt: skip
+def test_a_dtype_may_be_given_by_name_or_code_or_as_numpy_has_it(text, dtype):
     assert replace(SPEC_CONFIG, dtype=text).dtype is dtype
+
+
+def test_a_dtype_may_be_one_of_pytorch():
+    torch = pytest.importorskip("torch")
+    assert replace(SPEC_CONFIG, dtype=torch.bfloat16) == SPEC_CONFIG
+    assert replace(SPEC_CONFIG, dtype=torch.float16).dtype is DType.FP16
+    with pytest.raises(ValueError, match=r"dtype: torch.float32 .*FP16, BF16"):
+        replace(SPEC_CONFIG, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(FlashForwardKernelConfig)])

@@ -336,6 +336,33 @@ def test_a_verdict_is_beside_the_estimate_and_what_the_compiler_used():
     assert rows["compiled"].note == "0 bytes spilled; for sm_80"
 
 
+EIGHT_WARPS = EAGER.replace("64, 4)", "64, 8)")
+
+
+def test_64_rows_in_8_warps_are_explained_by_rule_3_though_no_kernel_can_be_built(flashwright, tmp_path):
+    code, out, _ = flashwright("explain", EIGHT_WARPS)
+    assert code == 0
+    assert "rejected" in out and "rule 3: B_r = 64 with n_warps = 8 leaves 8 rows per warp" in out
+    assert "an mma needs a multiple of 16" in out
+    assert "The config in words" in out
+    code, out, _ = flashwright("explain", EIGHT_WARPS, "--json")
+    document = json.loads(out)
+    assert document.keys() == {"config", "family", "knobs", "verdict", "problem"}
+    assert (document["verdict"]["kept"], document["verdict"]["space"]) == (False, None)
+    page = tmp_path / "page.html"
+    assert flashwright("explain", EIGHT_WARPS, "--html", str(page))[0] == 0
+    assert "Rejected by the autotuning filter: rule 3" in page.read_text("utf-8")
+
+
+def test_copies_that_are_not_asynchronous_are_never_said_to_arrive_during_the_arithmetic():
+    eager = {knob.name: knob.meaning for knob in ampere.knobs(config_of(EAGER))}
+    assert "arrive during the arithmetic" in eager["eager_load_blocks"]
+    through_registers = EAGER.replace("async+", "")
+    staged = {knob.name: knob.meaning for knob in ampere.knobs(config_of(f"{through_registers}+two_stages"))}
+    for name in ("eager_load_blocks", "two_kv_stages"):
+        assert "async_copy is off" in staged[name] and "the warp waits" in staged[name]
+
+
 @pytest.mark.parametrize(
     ("kept", "space", "said"),
     [

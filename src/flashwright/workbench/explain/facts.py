@@ -240,6 +240,21 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
+class UnbuiltFacts:
+    """What is known about a config that the filter rejects and no kernel can be built from."""
+
+    config: str
+    family: str
+    knobs: tuple[Knob, ...]
+    verdict: Verdict
+    problem: str
+    """Why there is no kernel."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class ConfigFacts:
     config: str
     family: str

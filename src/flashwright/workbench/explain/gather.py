@@ -25,6 +25,7 @@ from flashwright.workbench.explain.facts import (
     MatrixLoad,
     Neighbour,
     RegisterBudget,
+    UnbuiltFacts,
     Verdict,
 )
 from flashwright.workbench.explain.instruction_kinds import Kind
@@ -54,6 +55,17 @@ def explain_config(
     known: KernelConfig = as_config(config)
     tile_shapes(known)
     return _explained(known, family_of(known).target(arch), turning, progress=progress)
+
+
+def unbuilt_facts(config: KernelConfig, problem: str) -> UnbuiltFacts:
+    """The facts about a config that no kernel can be built from, for the reason given."""
+    return UnbuiltFacts(
+        config=config.short_form(),
+        family=family_of(config).title,
+        knobs=explanation_of(config).knobs(config),
+        verdict=_verdict(config),
+        problem=problem,
+    )
 
 
 def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None, *, progress: bool) -> ConfigFacts:

@@ -10,7 +10,7 @@ from flashwright.kernels.explanation import Knob, TimelineTexts
 from flashwright.kernels.registry import parse_config
 from flashwright.workbench.explain.compare import ComparedSection, Comparison
 from flashwright.workbench.explain.explanations import explanation_of
-from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour
+from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour, UnbuiltFacts, Verdict
 from flashwright.workbench.explain.instruction_pages import banks, product, product_title
 from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.markup import document, figure, note, number, numbers, paragraph, row, section, table
@@ -27,6 +27,7 @@ from flashwright.workbench.explain.report import (
     serialisation,
     shown,
     shown_difference,
+    unbuilt_sections,
 )
 
 
@@ -67,6 +68,21 @@ def config_page(facts: ConfigFacts) -> str:
     )
 
 
+def unbuilt_page(facts: UnbuiltFacts) -> str:
+    """What there is to say about a config that no kernel can be built from."""
+    _, verdict = unbuilt_sections(facts)
+    return document(
+        title=facts.config,
+        header=f"""
+<p class="family">Forward kernel of the {escape(facts.family)} family; none can be built</p>
+<h1><code>{escape(facts.config)}</code></h1>
+{_verdict_line(facts.verdict)}""",
+        body=section(verdict.key, verdict.title, _facts_table(verdict))
+        + section("knobs", "The config in words", _knobs(facts.knobs)),
+        footer="Written by <code>flashwright explain</code>.",
+    )
+
+
 def comparison_page(comparison: Comparison) -> str:
     """Two configs side by side, with the differing rows marked."""
     first, second = comparison.facts
@@ -94,12 +110,13 @@ def comparison_page(comparison: Comparison) -> str:
 
 def _verdict(facts: ConfigFacts, verdict: Section) -> str:
     """What the filter says, and the facts to hold it against."""
-    said, *others = verdict.rows
-    if facts.verdict.kept:
-        line = '<p class="verdict">Kept by the autotuning filter: no rule rejects it.</p>'
-    else:
-        line = f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(said.note)}.</p>'
-    return line + (_facts_table(replace(verdict, rows=tuple(others))) if others else "")
+    return _verdict_line(facts.verdict) + _facts_table(replace(verdict, rows=verdict.rows[1:]))
+
+
+def _verdict_line(verdict: Verdict) -> str:
+    if verdict.kept:
+        return '<p class="verdict">Kept by the autotuning filter: no rule rejects it.</p>'
+    return f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(verdict.reason or "")}.</p>'
 
 
 def _warning(facts: ConfigFacts) -> str:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashwright.kernels.explanation import Estimate
+from flashwright.kernels.explanation import Estimate, Knob
 from flashwright.kernels.family import DEFAULT_SPACE, FULL_SPACE
-from flashwright.workbench.explain.facts import ConfigFacts, Effects, KVLoop, Neighbour, RegisterBudget, Verdict
+from flashwright.workbench.explain.facts import (
+    ConfigFacts,
+    Effects,
+    KVLoop,
+    Neighbour,
+    RegisterBudget,
+    UnbuiltFacts,
+    Verdict,
+)
 from flashwright.workbench.explain.loop import InstructionMix
 
 Value = str | int | float
@@ -31,7 +39,7 @@ class Section:
 def sections(facts: ConfigFacts) -> tuple[Section, ...]:
     """All tables but that of the neighbours."""
     return (
-        Section("knobs", "The config in words", tuple(Row(k.name, k.value, k.meaning) for k in facts.knobs)),
+        _knobs(facts.knobs),
         Section("verdict", "The autotuning filter", tuple(_verdict(facts))),
         Section("shapes", "Derived tile shapes", tuple(Row(s.name, s.value, s.meaning) for s in facts.shapes)),
         Section("registers", "Registers per thread", tuple(_registers(facts))),
@@ -61,6 +69,20 @@ def sections(facts: ConfigFacts) -> tuple[Section, ...]:
     )
 
 
+def unbuilt_sections(facts: UnbuiltFacts) -> tuple[Section, ...]:
+    """The tables of a config that no kernel can be built from."""
+    rows = (
+        Row("filter", "rejected", facts.verdict.reason or ""),
+        Row("kernel", "none", facts.problem),
+        _search(facts.verdict),
+    )
+    return _knobs(facts.knobs), Section("verdict", "The autotuning filter", rows)
+
+
+def _knobs(knobs: tuple[Knob, ...]) -> Section:
+    return Section("knobs", "The config in words", tuple(Row(k.name, k.value, k.meaning) for k in knobs))
+
+
 def _verdict(facts: ConfigFacts) -> Iterator[Row]:
     """What the filter says; beside a rejection, the facts of this config."""
     verdict = facts.verdict
@@ -72,7 +94,7 @@ def _verdict(facts: ConfigFacts) -> Iterator[Row]:
             yield Row("estimated", _resources(facts.estimate), f"before compiling: {_arithmetic(facts.estimate)}")
         spilled = f"{facts.effects.spill_bytes:,} bytes spilled"
         yield Row("compiled", _resources(facts.effects), f"{spilled}; for {facts.arch}")
-    yield Row("search space", verdict.space or "none", search_of(verdict))
+    yield _search(verdict)
     for effect in verdict.measured:
         yield Row(
             f"measured, {effect.rows:,} rows",
@@ -87,11 +109,13 @@ _SEARCHES = {
 }
 
 
-def search_of(verdict: Verdict) -> str:
+def _search(verdict: Verdict) -> Row:
     """Which search times a config."""
     if verdict.space is None:
-        return "no search combines these knobs" if verdict.kept else "no search times what the filter rejects"
-    return _SEARCHES[verdict.space] if verdict.kept else f"{_SEARCHES[verdict.space]}, in spite of the filter"
+        why = "no search combines these knobs" if verdict.kept else "no search times what the filter rejects"
+        return Row("search space", "none", why)
+    command = _SEARCHES[verdict.space]
+    return Row("search space", verdict.space, command if verdict.kept else f"{command}, in spite of the filter")
 
 
 def _resources(of: Estimate | Effects) -> str:

@@ -69,13 +69,20 @@ _SWITCHES: dict[str, tuple[str, str]] = {
     ),
     "two_kv_stages": (
         "two K and two V blocks in shared memory: the next step's are copied during this one, with one barrier a step",
-        "one K and one V block in shared memory: each is copied while the other is used, with two barriers a step",
+        "one K and one V block in shared memory, with two barriers a step",
     ),
     "lazy_rescale": (
         "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential",
         "O is rescaled in every step",
     ),
 }
+_THROUGH_REGISTERS = {
+    "eager_load_blocks": "V is copied before S = QKᵀ and the next K before softmax, but async_copy is off: "
+    "the warp waits for each copy, and nothing arrives during the arithmetic",
+    "two_kv_stages": "two K and two V blocks in shared memory, with one barrier a step; but async_copy is off: "
+    "the warp waits for the next step's copies before it computes this one",
+}
+"""What switches that start copies early do where copies are not asynchronous."""
 _SIZES = ("B_r", "B_c", "n_warps")
 _TILES = {"Q_mma_load_K_tiles": "Q", "K_mma_load_K_tiles": "K", "V_mma_load_K_tiles": "V"}
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, *_TILES, *_SWITCHES, "static_row_stride")
@@ -89,6 +96,8 @@ def knobs(config: FlashForwardKernelConfig) -> tuple[Knob, ...]:
 
 def _knob(config: FlashForwardKernelConfig, name: str) -> Knob:
     value = getattr(config, name)
+    if value and not config.async_copy and name in _THROUGH_REGISTERS:
+        return Knob(name, "on", True, _THROUGH_REGISTERS[name])
     if name in _SWITCHES:
         return Knob(name, "on" if value else "off", value, _SWITCHES[name][0 if value else 1])
     if name in _TILES:
@@ -119,7 +128,7 @@ def shapes(config: FlashForwardKernelConfig) -> tuple[Shape, ...]:
         "QO_rows_per_warp": "rows of Q and O that one warp owns",
         "QO_fragments_per_warp": "the same in fragments of 8",
         "KV_calc_fragments": "fragments of a K/V block; every warp multiplies with all of them",
-        "KV_ldst_fragments_per_warp": "a warp's share of copying a K/V block",
+        "KV_ldst_fragments_per_warp": "a warp's share of copying a K/V block, rounded up to whole fragments",
         "QK_rmem_tile_fragments": "fragments along d_head in one register tile of S = QKᵀ",
         "QK_rmem_tiles": "such tiles",
         "PV_rmem_tile_fragments": "fragments along B_c in one register tile of O += PV",
