@@ -79,6 +79,8 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "buffering": _buffering,
         "same-code": lambda _: _same_code(inputs.facts),
         "spills": lambda _: _spills(inputs),
+        "compiled-of": lambda knob: _compiled(inputs.facts, knob),
+        "measured-of": lambda knob: _measured(inputs.effects, knob),
         "spaces": lambda _: _spaces(),
         "register-rules": lambda _: _register_rules(inputs),
         "broken": lambda _: _broken(inputs.facts),
