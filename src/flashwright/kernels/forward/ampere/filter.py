@@ -31,7 +31,7 @@ def broken_rule(cfg: FlashForwardKernelConfig) -> str | None:
     if Q not in (0, K):
         return (
             f"rule 2: Q_mma_load_K_tiles = {Q} differs from K_mma_load_K_tiles = {K}; "
-            "both are multiplied tile by tile, so a streamed Q must arrive in K's tiles"
+            "a product has one tile width for both operands, the larger of the two"
         )
     if cfg.B_r == 64:
         if cfg.n_warps == 8:
