@@ -23,6 +23,7 @@ PUBLIC_NAMES = {
     "FlashForwardKernelConfig",
     "ForwardKernelTileShapes",
     "GPUError",
+    "GemmShape",
     "Kernel",
     "LadderRung",
     "Occupancy",

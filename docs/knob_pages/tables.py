@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
 from flashwright.kernels.forward.ampere import explain as ampere
+from flashwright.kernels.forward.ampere.combinations import AUTOTUNED_D_HEADS
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
+from flashwright.kernels.forward.ampere.registers import estimate
+from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
+from flashwright.kernels.registry import rejection_reason
+from flashwright.problem.dtypes import DType
 from flashwright.workbench.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
 from flashwright.workbench.bench.results import BenchResult
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.ladder import Ladder
 
 from .blocks import Renderer
-from .kernel_facts import KEYS, FactsFile, KernelFacts
+from .kernel_facts import ARCH, KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
 from .markdown import table
 from .measured import AmpereGrid, ampere_table, bench_table, kinds_table, ladder_table, scores_table
@@ -75,6 +80,10 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "buffering": _buffering,
         "same-code": lambda _: _same_code(inputs.facts),
         "spills": lambda _: _spills(inputs),
+        "compiled-of": lambda knob: _compiled(inputs.facts, knob),
+        "measured-of": lambda knob: _measured(inputs.effects, knob),
+        "spaces": lambda _: _spaces(),
+        "register-rules": lambda _: _register_rules(inputs),
         "broken": lambda _: _broken(inputs.facts),
         "bench-table": lambda _: bench_table(inputs.bench),
         "kinds-table": lambda _: kinds_table(),
@@ -273,6 +282,18 @@ def _summary(found: Effect | str | None) -> str:
     return f"{found.times_base:.2f}"
 
 
+# --- The search spaces -----------------------------------------------------------------------------------------
+
+
+@cache
+def _spaces() -> str:
+    rows = []
+    for d_head in AUTOTUNED_D_HEADS:
+        sizes = [len(get_autotuning_kernel_configs(DType.BF16, d_head, full=full)) for full in (False, True)]
+        rows.append([str(d_head), *(f"{size:,}" for size in sizes)])
+    return table(["d_head", "default space", "full space"], rows, 0)
+
+
 # --- Diagnosing ------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +324,33 @@ def _spills(inputs: Inputs) -> str:
                 rows.append([base.name, f"`{turn.change}`", *_spill_cells(inputs, base, turn.config)])
     header = ["kernel", "turned", "operands at the peak", "spilled bytes", "× base, 4,096 rows"]
     return table(header, rows, 2)
+
+
+def _register_rules(inputs: Inputs) -> str:
+    """What rules 4, 5 and 6 of the documents exclude, among the turns: estimated, compiled and measured."""
+    rows = []
+    for base in bases():
+        for turn in base.turns:
+            rule = "" if turn.config is None else (rejection_reason(turn.config) or "").partition(":")[0]
+            if turn.config is not None and rule in ("rule 4", "rule 5", "rule 6"):
+                rows.append([rule, base.name, f"`{turn.change}`", *_register_rule_cells(inputs, base, turn.config)])
+    columns = ["registers, estimated", "compiled", "blocks per SM", "spilled bytes"]
+    times = [f"× base, {length:,} rows" for length in LENGTHS]
+    return table(["excluded by", "kernel", "turned", *columns, *times], sorted(rows), 3)
+
+
+def _register_rule_cells(inputs: Inputs, base: Base, config: FlashForwardKernelConfig) -> list[str]:
+    guess, of = estimate(config, ARCH), inputs.facts.of(config)
+    base_of = inputs.facts.of(base.config)
+    estimated = f"{guess.registers}{f', {guess.excess} missing' if guess.excess else ''}"
+    found = [None if inputs.effects is None else effect(inputs.effects, base, config, length) for length in LENGTHS]
+    return [
+        estimated,
+        f"{of.registers} (base {base_of.registers})",
+        f"{of.blocks_per_sm} (base {base_of.blocks_per_sm})",
+        f"{of.spill_bytes:,}",
+        *("not measured yet" if inputs.effects is None else _summary(each) for each in found),
+    ]
 
 
 def _spill_cells(inputs: Inputs, base: Base, config: FlashForwardKernelConfig) -> list[str]:

@@ -14,7 +14,7 @@ from flashwright.integrations.sdpa import scaled_dot_product_attention
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.ladder import get_kernel_progression, get_kernel_progression_configs
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
-from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes
+from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes, GemmShape
 from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
 from flashwright.kernels.forward.hopper.config import HopperForwardKernelConfig
 from flashwright.kernels.forward.hopper.ladder import get_hopper_progression, get_hopper_progression_configs
@@ -42,6 +42,7 @@ __all__ = [
     "FlashForwardKernelConfig",
     "ForwardKernelTileShapes",
     "GPUError",
+    "GemmShape",
     "HopperForwardKernelConfig",
     "HopperTileShapes",
     "Kernel",

@@ -113,6 +113,31 @@ def test_the_table_says_that_timing_needs_a_gpu(run, database, no_gpu, monkeypat
     assert str(CONFIGS[0]) in out
 
 
+def test_the_full_space_is_searched_where_it_is_asked_for(run, database, no_gpu, monkeypatch):
+    monkeypatch.setattr(tuning_candidates, "compile_all", fake_compiler())
+    searches = {}
+    for name in ("default", "full"):
+        code, out, _ = run("tune", "--d-head", "64", "--space", name, "--limit", "1", "--json")
+        assert code == 0
+        (searches[name],) = json.loads(out)["searches"]
+    assert [searches[name]["space"]["name"] for name in searches] == ["default", "full"]
+    assert searches["full"]["space"]["kept"] > 10 * searches["default"]["space"]["kept"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--space", "whole"), "space: 'whole' is not known; allowed: default, full"),
+        (("--space", "full", "--family", "hopper"), "the hopper family has no full space; those that have one: ampere"),
+        (("--space", "full", "--quick"), "--quick: not with --space full"),
+    ],
+)
+def test_a_space_that_cannot_be_searched_is_refused_at_once(run, database, no_gpu, arguments, message):
+    code, out, error = run("tune", *arguments)
+    assert (code, out) == (1, "")
+    assert message in error
+
+
 def test_all_enumerates_every_head_dimension_of_what_is_asked_for(run, database, no_gpu, monkeypatch):
     monkeypatch.setattr(tuning_candidates, "compile_all", fake_compiler())
     code, out, _ = run("tune", "--all", "--dtype", "FP16", "--causal", "--limit", "1", "--json")

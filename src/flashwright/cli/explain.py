@@ -11,10 +11,10 @@ from rich.table import Table
 
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import OLDEST
-from flashwright.kernels.registry import family_of, parse_config, tile_shapes
-from flashwright.workbench.explain.facts import ConfigFacts, Neighbour
-from flashwright.workbench.explain.gather import explain_config
-from flashwright.workbench.explain.page import config_page
+from flashwright.kernels.registry import family_of, is_judged_by_filter, parse_config, tile_shapes
+from flashwright.workbench.explain.facts import ConfigFacts, Neighbour, UnbuiltFacts
+from flashwright.workbench.explain.gather import explain_config, unbuilt_facts
+from flashwright.workbench.explain.page import config_page, unbuilt_page
 from flashwright.workbench.explain.report import (
     EFFECT_NAMES,
     Section,
@@ -23,6 +23,7 @@ from flashwright.workbench.explain.report import (
     sections,
     shown,
     shown_difference,
+    unbuilt_sections,
 )
 
 ConfigArgument = Annotated[str, typer.Argument(help="A config's short form, or a kernel's C++ name.", metavar="CONFIG")]
@@ -52,19 +53,32 @@ def explain(
     neighbours: Annotated[bool, typer.Option(help="Also compile and simulate every config one knob away.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Report all there is to know about a config: registers, shared memory, occupancy, instructions, conflicts."""
+    """Report all there is to know about a config: registers, shared memory, occupancy, instructions, conflicts.
+
+    Of a config that the filter rejects and no kernel can be built from: its knobs, and the rule.
+    """
     check_html_place(html)
     parsed = parse_config(config)
-    tile_shapes(parsed)
-    facts = explain_config(parsed, family_of(parsed).target(arch), turning=None if neighbours else ())
+    target = family_of(parsed).target(arch)
+    facts: ConfigFacts | UnbuiltFacts
+    try:
+        tile_shapes(parsed)
+    except ValueError as problem:
+        if not is_judged_by_filter(parsed):
+            raise
+        facts = unbuilt_facts(parsed, str(problem))
+    else:
+        facts = explain_config(parsed, target, turning=None if neighbours else ())
     if html is not None:
-        html.write_text(config_page(facts), "utf-8")
+        html.write_text(config_page(facts) if isinstance(facts, ConfigFacts) else unbuilt_page(facts), "utf-8")
     if as_json:
         print_json(facts.to_dict())
     elif html is not None:
         table_console().print(f"wrote {html}", highlight=False, soft_wrap=True)
-    else:
+    elif isinstance(facts, ConfigFacts):
         _print_facts(facts)
+    else:
+        _print_unbuilt(facts)
 
 
 def check_html_place(html: Path | None) -> None:
@@ -82,6 +96,13 @@ def _print_facts(facts: ConfigFacts) -> None:
         _print_section(console, section)
     if facts.neighbours:
         _print_neighbours(console, facts)
+
+
+def _print_unbuilt(facts: UnbuiltFacts) -> None:
+    console = table_console()
+    console.print(f"[bold]{facts.config}[/]  {facts.family} family, no kernel", highlight=False, soft_wrap=True)
+    for section in unbuilt_sections(facts):
+        _print_section(console, section)
 
 
 def _print_section(console: Console, section: Section) -> None:

@@ -20,12 +20,13 @@ from flashwright.choice.lookup import shipped_results
 from flashwright.choice.problem import STANDARD_LENGTHS, problem_of, standard_problems
 from flashwright.choice.results import TunedResult, TuningFileError, from_document, to_document
 from flashwright.cli.output import JsonOption, print_json, table_console
-from flashwright.kernels.family import Occasion
+from flashwright.kernels.family import DEFAULT_SPACE, Occasion
 from flashwright.kernels.registry import family_names
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
 from flashwright.workbench.bench.scores import KINDS, chosen_scores
 from flashwright.workbench.tuning.measure import TUNING_SCORES, Machine, this_machine
+from flashwright.workbench.tuning.space import considered_configs
 from flashwright.workbench.tuning.tuner import TuningReport, tune
 
 INTERRUPTED = 130
@@ -63,6 +64,13 @@ def tune_command(
         bool,
         typer.Option("--all", help="Every head dimension, dtype, mask and length (512, 2048, 8192), or those given."),
     ] = False,
+    space: Annotated[
+        str,
+        typer.Option(
+            help="default: the combinations worth an everyday search; full: every combination of the documents' "
+            "thirteen fields that their filter keeps, besides."
+        ),
+    ] = DEFAULT_SPACE,
     quick: Annotated[bool, typer.Option("--quick", help="Try only the promising part of the space.")] = False,
     limit: Annotated[int | None, typer.Option(help="Try at most so many configs, the promising first.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where the same command was interrupted.")] = False,
@@ -82,6 +90,9 @@ def tune_command(
     machine, database = this_machine(), TuningDatabase()
     if family is None:
         family = _family_in_use(machine, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD)
+    considered_configs(family, space)  # refuses an unknown one before anything is compiled
+    if quick and space != DEFAULT_SPACE:
+        raise ValueError(f"--quick: not with --space {space}; the promising part is one of the default space")
     if everything:
         for name, value in {"kv-seqlen": kv_seqlen, "batch": batch, "heads": heads}.items():
             if value is not None:
@@ -96,7 +107,10 @@ def tune_command(
     reports: list[TuningReport] = []
     try:
         for number, problem in enumerate(problems, start=1):
-            report = tune(problem, machine, database, scores=kinds, arch=arch, quick=quick, limit=limit, resume=resume)
+            report = tune(
+                problem, machine, database, scores=kinds, arch=arch, space=space, quick=quick, limit=limit,
+                resume=resume,
+            )  # fmt: skip
             reports.append(report)
             if not as_json:
                 _print_report(report, heading=f"{number}/{len(problems)} " if everything else "", brief=everything)
@@ -139,7 +153,10 @@ def _print_report(report: TuningReport, *, heading: str, brief: bool) -> None:
 
 def _space_table(report: TuningReport) -> Table:
     space = report.space
-    table = Table(title=f"{space.enumerated:,} combinations", caption=f"{space.kept} kept, {len(space.configs)} tried")
+    table = Table(
+        title=f"The {space.name} space: {space.enumerated:,} combinations",
+        caption=f"{space.kept:,} kept, {len(space.configs):,} tried",
+    )
     table.add_column("rule", no_wrap=True)
     table.add_column("removed", justify="right", no_wrap=True)
     table.add_column("because, for example")

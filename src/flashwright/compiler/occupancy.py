@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from flashwright.hardware.architectures import RESERVED_SHARED_BYTES, Architecture, architecture
+from flashwright.hardware.architectures import architecture
+from flashwright.hardware.residency import resident_blocks, warps_of
 from flashwright.hardware.units import WARP_THREADS
 
 
@@ -35,31 +36,13 @@ class Occupancy:
 def occupancy(kernel: ResourceUse, arch: str) -> Occupancy:
     """Occupancy of a kernel on an architecture, which may be another than it was compiled for."""
     sm = architecture(arch)
-    warps = -(-kernel.threads // WARP_THREADS)
-    limits = {
-        "registers": _blocks_by_registers(kernel, sm, warps),
-        "shared memory": _blocks_by_shared_memory(kernel, sm),
-        "threads": sm.threads_per_sm // kernel.threads,
-        "blocks": sm.blocks_per_sm,
-    }
+    limits = resident_blocks(sm, threads=kernel.threads, registers=kernel.registers, shared_bytes=kernel.shared_bytes)
     blocks, limited_by = min((count, name) for name, count in limits.items())
+    warps = blocks * warps_of(kernel.threads)
     return Occupancy(
         blocks_per_sm=blocks,
         limited_by=limited_by,
-        warps_per_sm=blocks * warps,
-        fraction=blocks * warps * WARP_THREADS / sm.threads_per_sm,
+        warps_per_sm=warps,
+        fraction=warps * WARP_THREADS / sm.threads_per_sm,
         limits=limits,
     )
-
-
-def _blocks_by_registers(kernel: ResourceUse, sm: Architecture, warps: int) -> int:
-    unit = sm.register_allocation_unit
-    per_warp = -(-kernel.registers * WARP_THREADS // unit) * unit
-    resident = sm.registers_per_sm // per_warp
-    return resident // sm.warp_allocation_unit * sm.warp_allocation_unit // warps
-
-
-def _blocks_by_shared_memory(kernel: ResourceUse, sm: Architecture) -> int:
-    if kernel.shared_bytes > sm.shared_bytes_per_block:
-        return 0
-    return sm.shared_bytes_per_sm // (kernel.shared_bytes + RESERVED_SHARED_BYTES)

@@ -51,6 +51,34 @@ class RegisterPhase:
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """What a kernel will need of an architecture, by arithmetic on its config. The compiler may do better or worse."""
+
+    arch: str
+    operands: int
+    """Registers of a thread's operands where most are alive."""
+    others: int
+    """Registers that addresses, counters and temporaries are given on top."""
+    limit: int
+    """The most that a thread can have."""
+    blocks_per_sm: int
+
+    @property
+    def registers(self) -> int:
+        return min(self.operands + self.others, self.limit)
+
+    @property
+    def excess(self) -> int:
+        """Registers that are wanted beyond the limit: the compiler may spill."""
+        return max(self.operands + self.others - self.limit, 0)
+
+    def __str__(self) -> str:
+        spills = f" ({self.excess} more are wanted: it may spill)" if self.excess else ""
+        blocks = "1 block" if self.blocks_per_sm == 1 else f"{self.blocks_per_sm} blocks"
+        return f"{self.registers} registers{spills}, {blocks} per SM on {self.arch}"
+
+
+@dataclass(frozen=True)
 class Reallocation:
     """Registers that the warps of one part have after launch, by taking others' or giving back their own."""
 
@@ -191,6 +219,8 @@ class Explanation:
     """The derived sizes, by the names the kernel uses."""
     register_phases: Callable[[Any], tuple[RegisterPhase, ...]] = lambda config: ()
     """The operands alive in each part of a KV step."""
+    estimate: Callable[[Any, str], Estimate | None] = lambda config, arch: None
+    """Registers and resident blocks on an architecture, before compiling; None: the family makes no estimate."""
     shared_map: Callable[[Any], SharedMap] | None = None
     """Where the blocks lie, by byte offset; None: only the kernel knows."""
     work_per_step: Callable[[Any], int] = lambda config: config.B_r * config.B_c // config.n_warps

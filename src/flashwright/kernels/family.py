@@ -62,17 +62,36 @@ class Occasion:
         return replace(self, d_head=family.native_d_head(self.d_head))
 
 
+ConsideredConfigs = Callable[[DType, int], Iterator[tuple[Any, str | None]]]
+"""Configs of a dtype and head dimension, each with the reason against it, or None."""
+DEFAULT_SPACE, FULL_SPACE = SPACES = ("default", "full")
+"""What a search may be over, by name."""
+
+
+@dataclass(frozen=True)
+class FullSpace:
+    """A larger space than the default one, which it contains."""
+
+    configs: ConsideredConfigs
+    """As of `SearchSpace`."""
+    has_values: Callable[[Any], bool]
+    """Whether a config's values are among those that the space combines, so that the filter's verdict is an answer even
+    where no kernel can be built."""
+
+
 @dataclass(frozen=True)
 class SearchSpace:
     """What there is to search in a family."""
 
-    configs: Callable[[DType, int], Iterator[tuple[Any, str | None]]]
+    configs: ConsideredConfigs
     """Every config of a dtype and head dimension, with "rule: why it is not worth timing", or None."""
     is_promising: Callable[[Any], bool]
     rules: tuple[str, ...]
     """Those that are listed even if they remove nothing."""
     bearable_spill_bytes: int = 0
     """What a kernel may spill and still be timed."""
+    full: FullSpace | None = None
+    """None: there is none but the default space."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ ConfigT = TypeVar("ConfigT")
 """A config of any kernel family."""
 
 _CPP_CAST = re.compile(r"^\(\s*[\w:]+\s*\)\s*")
+_MANGLED_LITERAL = re.compile(r"L(?:[a-z]|N\w+?E|\d+[A-Za-z_]+)(n?)(\d+)E")
+"""A literal of a fundamental type, an enumeration in a namespace, or a plain one (Itanium C++ ABI, "Literals")."""
 _CPP_SCOPE = re.compile(r"^(?:\w+::)+k?")
 
 
@@ -54,6 +56,15 @@ def parse_cpp_fields(config_type: Callable[..., ConfigT], initialiser: str, neve
         )
     values = [_parse_cpp_literal(field.name, text) for field, text in zip(known, texts, strict=False)]
     return config_type(*values, *[0] * (len(known) - len(values)))
+
+
+def mangled_fields(config_type: type, text: str) -> str | None:
+    """The members of a config in a mangled kernel name, as an initialiser holds them; None if it has no such config."""
+    name = config_type.__name__
+    match = re.search(rf"{len(name)}{name}E?((?:{_MANGLED_LITERAL.pattern})+)E", text)
+    if match is None:
+        return None
+    return ", ".join(f"{'-' if minus else ''}{digits}" for minus, digits in _MANGLED_LITERAL.findall(match[1]))
 
 
 def _parse_cpp_literal(name: str, text: str) -> DType | bool | int:

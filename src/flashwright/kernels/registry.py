@@ -8,7 +8,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from flashwright.kernels.family import KernelConfig, KernelFamily, TileShapes
+from flashwright.kernels.family import (
+    DEFAULT_SPACE,
+    FULL_SPACE,
+    ConsideredConfigs,
+    KernelConfig,
+    KernelFamily,
+    TileShapes,
+)
 from flashwright.kernels.forward.ampere import AMPERE_FORWARD
 from flashwright.kernels.forward.hopper import HOPPER_FORWARD
 
@@ -104,6 +111,31 @@ def rejection_reason(config: KernelConfig | str) -> str | None:
 def should_autotune_config(config: KernelConfig | str) -> bool:
     """Whether the filter keeps a config."""
     return rejection_reason(config) is None
+
+
+def is_judged_by_filter(config: KernelConfig | str) -> bool:
+    """Whether the filter chooses among a config's values: then its verdict is an answer even where no kernel can be
+    built."""
+    known = as_config(config)
+    space = family_of(known).space
+    return space is not None and space.full is not None and space.full.has_values(known)
+
+
+def search_space_of(config: KernelConfig | str) -> str | None:
+    """The smallest search space that a config is in: "default", "full", or None if no search tries it."""
+    known = as_config(config)
+    space = family_of(known).space
+    if space is None:
+        return None
+    if _is_in(known, space.configs):
+        return DEFAULT_SPACE
+    if space.full is None or not is_judged_by_filter(known) or rejection_reason(known) is not None:
+        return None
+    return FULL_SPACE if _is_in(known, space.full.configs) else None
+
+
+def _is_in(config: Any, configs: ConsideredConfigs) -> bool:
+    return any(config == each for each, reason in configs(config.dtype, config.d_head) if reason is None)
 
 
 # --- The families of the package -----------------------------------------------------------------------------------

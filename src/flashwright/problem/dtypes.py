@@ -16,10 +16,11 @@ class DType(IntEnum):
     BF16 = 15
 
     @classmethod
-    def parse(cls, value: DType | str | int) -> DType:
-        """The dtype named by a member, its code, or a text such as `BF16`, `bfloat16` or `torch.float16`."""
-        if isinstance(value, str):
-            name = value.strip().lower().removeprefix("torch.")
+    def parse(cls, value: Any) -> DType:
+        """The dtype named by a member, its code, a dtype of PyTorch or NumPy, or a text such as `BF16`, `bfloat16` or
+        `torch.float16`."""
+        if isinstance(value, str | np.dtype) or _is_torch_dtype(value):
+            name = str(value).strip().lower().removeprefix("torch.")
             if name in _DTYPE_NAMES:
                 return _DTYPE_NAMES[name]
         elif not isinstance(value, bool) and value in tuple(cls):
@@ -28,6 +29,12 @@ class DType(IntEnum):
 
     def to_cpp(self) -> str:
         return f"DType::{self.name}"
+
+
+def _is_torch_dtype(value: Any) -> bool:
+    """Without importing PyTorch, which need not be installed."""
+    kind = type(value)
+    return (kind.__module__, kind.__qualname__) == ("torch", "dtype")
 
 
 _DTYPE_NAMES = {

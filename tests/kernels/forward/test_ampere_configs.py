@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import FrozenInstanceError, fields, replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -13,18 +14,36 @@ from flashwright import (
     DType,
     FlashForwardKernelConfig,
     ForwardKernelTileShapes,
+    compile_kernel,
     get_autotuning_kernel_configs,
     get_kernel_progression,
     get_kernel_progression_configs,
+    parse_config,
     parse_kernel_name_into_config,
     rejection_reason,
     should_autotune_config,
 )
+from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import Occasion
+from flashwright.kernels.registry import family_named, search_space_of
+from flashwright.problem.dtypes import NUMPY_DTYPES
+from flashwright.problem.lengths import LENGTH_BUCKETS
 
+AMPERE = family_named("ampere")
+AMPERE_D_HEADS = AMPERE.d_heads
+OCCASIONS = [
+    (bucket, gpu)
+    for bucket in LENGTH_BUCKETS
+    for gpu in (None, GPUModel.of_architecture("an A100", "sm_80"), GPUModel.of_architecture("an H200", "sm_90"))
+]
 SEED_FIELDS = 13
 SPEC_SHORT_FORM = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 SPEC_CONFIG = FlashForwardKernelConfig(DType.BF16, 128, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
 LADDERS = [(dtype, d_head) for dtype in DType for d_head in (64, 128)]
+
+
+def default_for(dtype: DType | str, d_head: int, bucket: str, gpu: GPUModel | None) -> FlashForwardKernelConfig:
+    return AMPERE.default_config(Occasion(DType.parse(dtype), d_head, False, bucket, bucket, gpu))
 
 
 @st.composite
@@ -149,6 +168,33 @@ def test_a_name_is_understood_as_profilers_and_people_write_it(text):
     assert parse_kernel_name_into_config(text) == SPEC_CONFIG
 
 
+MANGLED = (
+    "_Z20flash_forward_kernelIXtl24FlashForwardKernelConfigL5DType15ELi128ELi64ELi64ELi4ELb1ELb1ELb1ELi0ELi2ELi2ELb1ELb1E"
+    "Lb0ELb0ELb0ELi0ELb0ELb0ELb0ELb0EEEEv16ForwardArguments"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MANGLED,
+        MANGLED.replace("ELb0ELb0ELb0ELi0ELb0ELb0ELb0ELb0E", "E"),  # trailing zeros left out
+        MANGLED.replace("L5DType15E", "LN3c1010ScalarTypeE15E"),
+        "_ZN2ns20flash_forward_kernelIXtlNS_24FlashForwardKernelConfigELNS_5DTypeE15ELi128ELi64ELi64ELi4ELb1ELb1ELb1ELi0E"
+        "Li2ELi2ELb1ELb1EEEEEvNS_16ForwardArgumentsE",
+    ],
+)
+def test_a_mangled_kernel_name_is_understood(text):
+    assert parse_kernel_name_into_config(text) == SPEC_CONFIG
+
+
+@pytest.mark.parametrize("text", [SPEC_SHORT_FORM, "hopper (BF16, 64, 128, 64): stages_2"])
+def test_the_name_of_a_compiled_kernel_is_that_of_its_config(text):
+    kernel = compile_kernel(text)
+    assert kernel.name.startswith("_Z")
+    assert parse_config(kernel.name) == kernel.config
+
+
 @given(configs())
 def test_trailing_members_that_are_zero_may_be_left_out_of_a_cpp_name(config):
     members = numeric_cpp_fields(config)
@@ -241,10 +287,21 @@ def test_no_text_makes_the_parser_fail_otherwise_than_by_value_error(text):
 
 @pytest.mark.parametrize(
     ("text", "dtype"),
-    [("FP16", DType.FP16), ("half", DType.FP16), ("torch.bfloat16", DType.BF16), (5, DType.FP16), (15, DType.BF16)],
-)
-def test_a_dtype_may_be_given_by_name_or_code(text, dtype):
+    [
+        ("FP16", DType.FP16), ("half", DType.FP16), ("torch.bfloat16", DType.BF16), (5, DType.FP16), (15, DType.BF16),
+        *((dtype, of) for of, dtype in NUMPY_DTYPES.items()),
+    ],
+)  # fmt: skip
+def test_a_dtype_may_be_given_by_name_or_code_or_as_numpy_has_it(text, dtype):
     assert replace(SPEC_CONFIG, dtype=text).dtype is dtype
+
+
+def test_a_dtype_may_be_one_of_pytorch():
+    torch = pytest.importorskip("torch")
+    assert replace(SPEC_CONFIG, dtype=torch.bfloat16) == SPEC_CONFIG
+    assert replace(SPEC_CONFIG, dtype=torch.float16).dtype is DType.FP16
+    with pytest.raises(ValueError, match=r"dtype: torch.float32 .*FP16, BF16"):
+        replace(SPEC_CONFIG, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(FlashForwardKernelConfig)])
@@ -351,6 +408,96 @@ def test_the_space_of_one_dtype_and_head_dimension_is_that_part_of_the_whole(dty
     part = [c for c in get_autotuning_kernel_configs() if c.dtype == dtype and c.d_head == d_head]
     assert get_autotuning_kernel_configs(dtype, d_head) == part
     assert {config.mma_double_buffer_loads for config in part} == {False, True}
+
+
+@pytest.mark.parametrize(("dtype", "d_head"), [*LADDERS, (DType.BF16, 256), (DType.FP16, 96)])
+def test_the_default_space_has_every_rung_that_the_filter_keeps_and_every_default(dtype, d_head):
+    space = set(get_autotuning_kernel_configs(dtype, d_head))
+    rungs = get_kernel_progression_configs(dtype, d_head)
+    assert {rung for rung in rungs if should_autotune_config(rung)} <= space
+    assert {default_for(dtype, d_head, *occasion) for occasion in OCCASIONS} <= space
+
+
+def test_the_filter_refuses_the_three_rungs_that_stream_q_at_64_by_64_and_the_wide_defaults():
+    refused = {rung.number: rejection_reason(rung.config) for rung in get_kernel_progression()}
+    assert {number for number, reason in refused.items() if reason} == {4, 5, 6}
+    assert all(refused[number].startswith("rule 5: ") for number in (4, 5, 6))
+    wide = {d_head: {default_for("BF16", d_head, *occasion) for occasion in OCCASIONS} for d_head in AMPERE_D_HEADS}
+    rules = {d_head: {(rejection_reason(c) or "").partition(":")[0] for c in found} for d_head, found in wide.items()}
+    assert rules == {32: {""}, 64: {""}, 96: {""}, 128: {""}, 160: {"rule 5"}, 192: {"rule 5"},
+                     256: {"rule 4", "rule 5"}}  # fmt: skip
+
+
+def documents_filter(cfg: FlashForwardKernelConfig) -> bool:
+    """`should_autotune_config`, condition by condition in the order of the documents."""
+    Q, K = cfg.Q_mma_load_K_tiles, cfg.K_mma_load_K_tiles
+    rejected = (
+        not cfg.async_copy and cfg.eager_load_blocks,
+        Q != K and Q != 0,
+        cfg.B_r == 64 and cfg.n_warps == 8,
+        cfg.B_r == 64 and cfg.B_c == 32 and Q == 0,
+        cfg.B_r == 64 and cfg.B_c == 64 and Q != 0,
+        cfg.B_r == 128 and Q == 0,
+    )
+    return not any(rejected)
+
+
+def has_valid_load_tiles(cfg: FlashForwardKernelConfig) -> bool:
+    """The documents' validity: at most K/8 fragments, K/16 with double buffering."""
+    most = {"Q": cfg.d_head, "K": cfg.d_head, "V": cfg.B_c}
+    buffers = 2 if cfg.mma_double_buffer_loads else 1
+    return all(getattr(cfg, f"{operand}_mma_load_K_tiles") <= K // (8 * buffers) for operand, K in most.items())
+
+
+def test_the_full_space_is_every_combination_that_the_documents_keep_and_the_default_space():
+    """All thirteen fields, against the product of their values and the documents' filter."""
+    QK_tiles, V_tiles, flags = (0, 2, 4, 8), (0, 2, 4, 8, 16), (False, True)
+    combined = (
+        FlashForwardKernelConfig(DType.FP16, 64, *values)
+        for values in product((64, 128), (32, 64, 128), (4, 8), *[flags] * 3, QK_tiles, QK_tiles, V_tiles, flags, flags)
+    )
+    documented = {config for config in combined if documents_filter(config) and has_valid_load_tiles(config)}
+    full = get_autotuning_kernel_configs("FP16", 64, full=True)
+    assert len(full) == len(set(full))
+    assert {config for config in full if not any(config.values()[SEED_FIELDS:])} == documented
+    assert set(full) == documented | set(get_autotuning_kernel_configs("FP16", 64))
+    assert len(documented) == 2412
+
+
+@pytest.mark.parametrize("d_head", [64, 128])
+def test_the_full_space_has_all_values_and_a_buffered_twin_where_two_tiles_fit(d_head):
+    full = get_autotuning_kernel_configs("BF16", d_head, full=True)
+    known = set(full)
+    assert set(get_autotuning_kernel_configs("BF16", d_head)) < known
+    assert [config for config in full if not should_autotune_config(config)] == []
+    for field in ("async_copy", "eager_load_blocks", "swizzled", "mma_double_buffer_loads", "optimized_softmax"):
+        assert {getattr(config, field) for config in full} == {False, True}
+    assert {(config.Q_mma_load_K_tiles, config.K_mma_load_K_tiles) for config in full} >= {(0, 4), (4, 4)}
+    assert {config.V_mma_load_K_tiles for config in full} == {0, 2, 4, 8, 16}
+    for config in full:
+        twin = replace(config, mma_double_buffer_loads=True)
+        if not any(config.values()[SEED_FIELDS:]) and has_valid_load_tiles(twin):
+            assert twin in known
+
+
+@pytest.mark.parametrize(
+    ("short_form", "space"),
+    [
+        ("(BF16, 64, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax", "default"),
+        ("(BF16, 64, 64, 64, 4): async+load_0_0_0_tiles", "default"),  # the ladder's first rung
+        ("(BF16, 256, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax+lazy", "default"),
+        ("(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_4_4_tiles", "full"),
+        ("(BF16, 64, 64, 64, 4): swizzled+load_0_2_2_tiles+opt_softmax", "full"),
+        ("(BF16, 64, 64, 64, 4): swizzled+load_0_2_2_tiles+opt_softmax+peeled", None),
+        ("(BF16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax", None),  # rule 5
+        ("(BF16, 48, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax", "default"),  # not a native width
+        ("(BF16, 64, 256, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax", None),
+        ("hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess", "default"),
+        ("hopper (BF16, 128, 128, 128): stages_2", None),
+    ],
+)
+def test_the_smallest_space_that_has_a_config_is_known(short_form, space):
+    assert search_space_of(short_form) == space
 
 
 # --- The ladder ----------------------------------------------------------------------------------------------

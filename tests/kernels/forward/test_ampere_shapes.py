@@ -49,7 +49,7 @@ HAND_COMPUTED = {
         "double buffers": (False, False, False, False),
     },
     "(BF16, 128, 128, 32, 8): async+load_2_2_2_tiles+buffer": {
-        ATTRIBUTES: (16, 16, 2, 4, 0.5, 2, 2, 8, 2, 2, 2, 2, 256),
+        ATTRIBUTES: (16, 16, 2, 4, 1, 2, 2, 8, 2, 2, 2, 2, 256),
         REGISTERS: (16, 64, 8, 8, 16, 64),
         SHARED: (32768, 8192, 32768, 40960, 49152),
         "double buffers": (True, True, False, True),
@@ -80,10 +80,20 @@ def test_an_operand_is_double_buffered_if_it_is_streamed_through_two_buffers(sho
     assert (shapes.QK.DoubleBuffer, shapes.PV.DoubleBuffer) == (any(flags[:2]), any(flags[2:]))
 
 
+@given(st.sampled_from((16, 32, 64, 128)), st.sampled_from((2, 4, 8)))
+def test_shares_of_a_copy_are_whole_fragments_that_together_hold_the_block(B_c, n_warps):
+    config = parse_kernel_name_into_config(f"(BF16, 32, 128, {B_c}, {n_warps}): load_2_2_2_tiles")
+    shapes = ForwardKernelTileShapes(config)
+    share = shapes.KV_ldst_fragments_per_warp
+    assert type(share) is int
+    assert (share - 1) * n_warps < shapes.KV_calc_fragments <= share * n_warps
+
+
 def test_a_gemm_knows_its_tiles():
     shapes = ForwardKernelTileShapes(parse_kernel_name_into_config("(BF16, 128, 128, 64, 8): load_4_4_0_tiles+buffer"))
     assert (shapes.QK.tiles, shapes.QK.tile_fragments) == (4, 4)
     assert (shapes.PV.tiles, shapes.PV.tile_fragments) == (1, 8)
+    assert (shapes.QK.mma_steps_per_tile, shapes.PV.mma_steps_per_tile) == (2, 4)  # an mma is 16 deep
 
 
 # --- Validity ------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ ROUNDING = {DType.FP16: 5e-4, DType.BF16: 4e-3}
 """Relative error that 16-bit inputs to the second product explain: about one unit in the last place."""
 
 LADDER = [config for dtype in DType for d_head in (64, 128) for config in get_kernel_progression_configs(dtype, d_head)]
-SPACE = [*get_autotuning_kernel_configs(), *LADDER]
+SPACE = list(dict.fromkeys([*get_autotuning_kernel_configs(), *LADDER]))
 SAMPLE = [
     *SPACE[7::61],
     *map(

@@ -28,7 +28,8 @@ def test_a_config_does_not_differ_from_itself():
 def test_exactly_the_differing_facts_are_marked():
     comparison = compare_facts(explained(EAGER), explained(LATE))
     assert marked(comparison, "knobs") == {"eager_load_blocks": ("on", "off")}
-    for same in ("verdict", "shapes", "shared", "buffering"):
+    assert marked(comparison, "verdict") == {"search space": ("default", "full")}
+    for same in ("shapes", "shared", "buffering"):
         assert marked(comparison, same) == {}
     for section in comparison.sections:
         values = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from command_line import flashwright as command
@@ -21,10 +22,12 @@ from explain_cases import (
 
 from flashwright import parse_kernel_name_into_config
 from flashwright.kernels.forward.ampere import explain as ampere
+from flashwright.workbench.bench.knob_effects import LENGTHS, bases, effect, read_knob_effects
 from flashwright.workbench.explain import explain_config, gather
 from flashwright.workbench.explain.facts import Flight, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
-from flashwright.workbench.explain.report import differences, is_better
+from flashwright.workbench.explain.measured import ROOT, measured_effects
+from flashwright.workbench.explain.report import differences, is_better, sections
 
 WIDE = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 
@@ -288,6 +291,7 @@ def test_json_holds_every_fact(flashwright):
         "knobs",
         "shapes",
         "verdict",
+        "estimate",
         "registers",
         "shared",
         "occupancy",
@@ -304,7 +308,9 @@ def test_json_holds_every_fact(flashwright):
     assert document["registers"].keys() >= {"phases", "limit", "used", "spill_bytes", "planned"}
     assert document["occupancy"]["limits"].keys() == {"registers", "shared memory", "threads", "blocks"}
     assert document["effects"]["instructions_per_step"] == document["simulation"]["step"]["instructions"]
-    assert document["verdict"] == {"kept": True, "reason": None}
+    verdict = document["verdict"]
+    assert (verdict["kept"], verdict["reason"], verdict["space"]) == (True, None, "default")
+    assert document["estimate"].keys() == {"arch", "operands", "others", "limit", "blocks_per_sm"}
 
 
 def test_tables_name_every_part(flashwright):
@@ -318,6 +324,77 @@ def test_a_rejected_config_is_explained_with_the_rule(flashwright):
     code, out, _ = flashwright("explain", REJECTED, "--no-neighbours")
     assert code == 0
     assert "rejected" in out and "rule 5: B_r = 64, B_c = 64" in out
+
+
+def test_a_verdict_is_beside_the_estimate_and_what_the_compiler_used():
+    facts = explained(REJECTED)
+    rows = {row.name: row for section in sections(facts) if section.key == "verdict" for row in section.rows}
+    estimated, used = facts.estimate, facts.effects
+    assert rows["estimated"].value == f"{estimated.registers} registers, {estimated.blocks_per_sm} per SM"
+    assert rows["estimated"].note.startswith("before compiling: ")
+    assert rows["compiled"].value == f"{used.registers} registers, {used.blocks_per_sm} per SM"
+    assert rows["compiled"].note == "0 bytes spilled; for sm_80"
+
+
+EIGHT_WARPS = EAGER.replace("64, 4)", "64, 8)")
+
+
+def test_64_rows_in_8_warps_are_explained_by_rule_3_though_no_kernel_can_be_built(flashwright, tmp_path):
+    code, out, _ = flashwright("explain", EIGHT_WARPS)
+    assert code == 0
+    assert "rejected" in out and "rule 3: B_r = 64 with n_warps = 8 leaves 8 rows per warp" in out
+    assert "an mma needs a multiple of 16" in out
+    assert "The config in words" in out
+    code, out, _ = flashwright("explain", EIGHT_WARPS, "--json")
+    document = json.loads(out)
+    assert document.keys() == {"config", "family", "knobs", "verdict", "problem"}
+    assert (document["verdict"]["kept"], document["verdict"]["space"]) == (False, None)
+    page = tmp_path / "page.html"
+    assert flashwright("explain", EIGHT_WARPS, "--html", str(page))[0] == 0
+    assert "Rejected by the autotuning filter: rule 3" in page.read_text("utf-8")
+
+
+def test_copies_that_are_not_asynchronous_are_never_said_to_arrive_during_the_arithmetic():
+    eager = {knob.name: knob.meaning for knob in ampere.knobs(config_of(EAGER))}
+    assert "arrive during the arithmetic" in eager["eager_load_blocks"]
+    through_registers = EAGER.replace("async+", "")
+    staged = {knob.name: knob.meaning for knob in ampere.knobs(config_of(f"{through_registers}+two_stages"))}
+    for name in ("eager_load_blocks", "two_kv_stages"):
+        assert "async_copy is off" in staged[name] and "the warp waits" in staged[name]
+
+
+@pytest.mark.parametrize(
+    ("kept", "space", "said"),
+    [
+        (True, "default", "flashwright tune times it"),
+        (True, "full", "flashwright tune --space full times it; the default space leaves it out"),
+        (True, None, "no search combines these knobs"),
+        (False, None, "no search times what the filter rejects"),
+        (False, "default", "flashwright tune times it, in spite of the filter"),
+    ],
+)
+def test_explain_says_which_search_times_a_config(kept, space, said):
+    facts = explained(EAGER)
+    other = replace(facts, verdict=replace(facts.verdict, kept=kept, space=space))
+    rows = {row.name: row for section in sections(other) if section.key == "verdict" for row in section.rows}
+    assert (rows["search space"].value, rows["search space"].note) == (space or "none", said)
+
+
+def test_a_config_of_the_committed_results_has_its_measured_effect():
+    """Rule 5 excludes it, and a result file holds its speed beside the kernel that the rule keeps."""
+    (base, *_) = bases()
+    (turn,) = [turn for turn in base.turns_of("Q_mma_load_K_tiles") if turn.config]
+    found = measured_effects(turn.config)
+    assert [(each.base, each.change, each.rows) for each in found] == [
+        ("early", "Q_mma_load_K_tiles: 0 → 2", length) for length in LENGTHS
+    ]
+    committed = effect(read_knob_effects(ROOT / found[0].file), base, turn.config, LENGTHS[0])
+    assert found[0].times_base == committed.times_base
+    assert "H200" in found[0].gpu
+
+
+def test_a_config_that_nobody_timed_has_no_measured_effect():
+    assert measured_effects(config_of(REJECTED)) == ()
 
 
 @pytest.mark.parametrize(

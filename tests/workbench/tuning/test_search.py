@@ -97,6 +97,28 @@ def test_the_search_space_is_the_one_of_the_package():
     assert sorted(enumerate_space(PROBLEM).configs) == sorted(configs)
 
 
+def test_the_full_space_of_a_problem_holds_the_default_one_and_more_of_the_same_rules():
+    default, full = enumerate_space(PROBLEM), enumerate_space(PROBLEM, name="full")
+    assert (default.name, full.name) == ("default", "full")
+    assert set(default.configs) < set(full.configs)
+    assert sorted(full.configs) == sorted(get_autotuning_kernel_configs("BF16", 64, full=True))
+    assert full.kept + sum(removal.count for removal in full.removals) == full.enumerated
+    assert all(removal.count > 0 for removal in full.removals)
+    assert enumerate_space(PROBLEM, name="full", limit=3).configs == default.configs[:3]  # the promising first
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "message"),
+    [
+        ("ampere", "whole", "space: 'whole' is not known; allowed: default, full"),
+        ("hopper", "full", "space: the hopper family has no full space; those that have one: ampere"),
+    ],
+)
+def test_a_space_that_a_family_does_not_have_is_refused(family, name, message):
+    with pytest.raises(ValueError, match=message):
+        enumerate_space(problem_of(family=family), name=name)
+
+
 def test_every_family_that_can_be_tuned_has_a_space():
     assert [family.name for family in families() if family.space is None] == []
 

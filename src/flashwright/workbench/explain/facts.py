@@ -11,6 +11,7 @@ from typing import Any
 from flashwright.compiler.occupancy import Occupancy
 from flashwright.kernels.explanation import (
     Buffering,
+    Estimate,
     Knob,
     OperandRegisters,
     Reallocation,
@@ -47,9 +48,28 @@ class RegisterBudget:
 
 
 @dataclass(frozen=True)
+class MeasuredEffect:
+    """What a committed result says of a config: its speed beside that of the kernel it is one turn of one knob from."""
+
+    base: str
+    base_config: str
+    change: str
+    rows: int
+    times_base: float
+    gpu: str
+    date: str
+    file: str
+
+
+@dataclass(frozen=True)
 class Verdict:
+    """What the filter says, and the facts to hold it against."""
+
     kept: bool
     reason: str | None
+    space: str | None = None
+    """The smallest search space that has the config; None: no search tries it."""
+    measured: tuple[MeasuredEffect, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,6 +240,21 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
+class UnbuiltFacts:
+    """What is known about a config that the filter rejects and no kernel can be built from."""
+
+    config: str
+    family: str
+    knobs: tuple[Knob, ...]
+    verdict: Verdict
+    problem: str
+    """Why there is no kernel."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class ConfigFacts:
     config: str
     family: str
@@ -228,6 +263,8 @@ class ConfigFacts:
     knobs: tuple[Knob, ...]
     shapes: tuple[Shape, ...]
     verdict: Verdict
+    estimate: Estimate | None
+    """Before compiling; None where the family makes none."""
     registers: RegisterBudget
     shared: SharedMap
     shared_limit_bytes: int

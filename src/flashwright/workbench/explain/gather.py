@@ -11,7 +11,7 @@ from flashwright.compiler.occupancy import occupancy
 from flashwright.hardware.architectures import architecture
 from flashwright.kernels.explanation import FIRST_WARP, ExecutedLoads, TracedWarp
 from flashwright.kernels.family import OLDEST, KernelConfig
-from flashwright.kernels.registry import as_config, family_of, rejection_reason, tile_shapes
+from flashwright.kernels.registry import as_config, family_of, rejection_reason, search_space_of, tile_shapes
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.explain.core_matrices import core_matrix_facts
@@ -25,11 +25,13 @@ from flashwright.workbench.explain.facts import (
     MatrixLoad,
     Neighbour,
     RegisterBudget,
+    UnbuiltFacts,
     Verdict,
 )
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.loop import ptx_loop, ptx_mix, sass_loop, sass_mix
 from flashwright.workbench.explain.matrix_load import matrix_load_facts
+from flashwright.workbench.explain.measured import measured_effects
 from flashwright.workbench.explain.timeline import ITERATIONS_NEEDED, timeline_of
 
 STEADY_ITERATIONS_NEEDED = STEADY_ITERATION + 2
@@ -55,6 +57,17 @@ def explain_config(
     return _explained(known, family_of(known).target(arch), turning, progress=progress)
 
 
+def unbuilt_facts(config: KernelConfig, problem: str) -> UnbuiltFacts:
+    """The facts about a config that no kernel can be built from, for the reason given."""
+    return UnbuiltFacts(
+        config=config.short_form(),
+        family=family_of(config).title,
+        knobs=explanation_of(config).knobs(config),
+        verdict=_verdict(config),
+        problem=problem,
+    )
+
+
 def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None, *, progress: bool) -> ConfigFacts:
     target = architecture(arch)
     of_config, shared = explanation_of(config), shared_map_of(config)
@@ -73,7 +86,6 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
     executions = {each: execution for (each, warp), execution in traced.items() if warp in (FIRST_WARP, warps[0])}
     effects = {each: _effects(kernels[each], executions.get(each)) for each in configs}
     own = executions.get(config)
-    reason = rejection_reason(config)
     return ConfigFacts(
         config=config.short_form(),
         family=family_of(config).title,
@@ -81,7 +93,8 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         kernel=config.kernel_name(),
         knobs=of_config.knobs(config),
         shapes=of_config.shapes(config),
-        verdict=Verdict(kept=reason is None, reason=reason),
+        verdict=_verdict(config),
+        estimate=of_config.estimate(config, arch),
         registers=RegisterBudget(
             phases=of_config.register_phases(config),
             limit=of_config.register_limit(config) or target.registers_per_thread,
@@ -104,6 +117,11 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         effects=effects[config],
         neighbours=tuple(_neighbour(config, change, candidate, effects) for change, candidate in candidates.items()),
     )
+
+
+def _verdict(config: KernelConfig) -> Verdict:
+    reason = rejection_reason(config)
+    return Verdict(reason is None, reason, search_space_of(config), measured_effects(config))
 
 
 def _changed(config: KernelConfig, values: dict[str, Any]) -> KernelConfig | ValueError:

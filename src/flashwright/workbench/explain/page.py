@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
 
 from flashwright.kernels.explanation import Knob, TimelineTexts
 from flashwright.kernels.registry import parse_config
 from flashwright.workbench.explain.compare import ComparedSection, Comparison
 from flashwright.workbench.explain.explanations import explanation_of
-from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour
+from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour, UnbuiltFacts, Verdict
 from flashwright.workbench.explain.instruction_pages import banks, product, product_title
 from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.markup import document, figure, note, number, numbers, paragraph, row, section, table
@@ -26,6 +27,7 @@ from flashwright.workbench.explain.report import (
     serialisation,
     shown,
     shown_difference,
+    unbuilt_sections,
 )
 
 
@@ -56,13 +58,28 @@ def config_page(facts: ConfigFacts) -> str:
         header=f"""
 <p class="family">Forward kernel of the {escape(facts.family)} family, compiled for {escape(facts.arch)}</p>
 <h1><code>{escape(facts.config)}</code></h1>
-{_verdict(facts)}
+{_verdict(facts, tables["verdict"])}
 {_warning(facts)}
 {_figures(facts)}
 <nav aria-label="Contents"><ul>{links}</ul></nav>""",
         body="".join(section(key, title, html) for key, (title, html) in parts.items()),
         footer="Written by <code>flashwright explain</code>. Numbers come from the compiler, and from PTX executed on "
-        "the simulated GPU; nothing here is a timing.",
+        "the simulated GPU; what is called measured, from the result file that it names.",
+    )
+
+
+def unbuilt_page(facts: UnbuiltFacts) -> str:
+    """What there is to say about a config that no kernel can be built from."""
+    _, verdict = unbuilt_sections(facts)
+    return document(
+        title=facts.config,
+        header=f"""
+<p class="family">Forward kernel of the {escape(facts.family)} family; none can be built</p>
+<h1><code>{escape(facts.config)}</code></h1>
+{_verdict_line(facts.verdict)}""",
+        body=section(verdict.key, verdict.title, _facts_table(verdict))
+        + section("knobs", "The config in words", _knobs(facts.knobs)),
+        footer="Written by <code>flashwright explain</code>.",
     )
 
 
@@ -91,10 +108,15 @@ def comparison_page(comparison: Comparison) -> str:
 # --- Header ----------------------------------------------------------------------------------------------------
 
 
-def _verdict(facts: ConfigFacts) -> str:
-    if facts.verdict.kept:
+def _verdict(facts: ConfigFacts, verdict: Section) -> str:
+    """What the filter says, and the facts to hold it against."""
+    return _verdict_line(facts.verdict) + _facts_table(replace(verdict, rows=verdict.rows[1:]))
+
+
+def _verdict_line(verdict: Verdict) -> str:
+    if verdict.kept:
         return '<p class="verdict">Kept by the autotuning filter: no rule rejects it.</p>'
-    return f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(facts.verdict.reason or "")}.</p>'
+    return f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(verdict.reason or "")}.</p>'
 
 
 def _warning(facts: ConfigFacts) -> str:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashwright.workbench.explain.facts import ConfigFacts, Effects, KVLoop, Neighbour, RegisterBudget
+from flashwright.kernels.explanation import Estimate, Knob
+from flashwright.kernels.family import DEFAULT_SPACE, FULL_SPACE
+from flashwright.workbench.explain.facts import (
+    ConfigFacts,
+    Effects,
+    KVLoop,
+    Neighbour,
+    RegisterBudget,
+    UnbuiltFacts,
+    Verdict,
+)
 from flashwright.workbench.explain.loop import InstructionMix
 
 Value = str | int | float
@@ -29,8 +39,8 @@ class Section:
 def sections(facts: ConfigFacts) -> tuple[Section, ...]:
     """All tables but that of the neighbours."""
     return (
-        Section("knobs", "The config in words", tuple(Row(k.name, k.value, k.meaning) for k in facts.knobs)),
-        Section("verdict", "The autotuning filter", (_verdict(facts),)),
+        _knobs(facts.knobs),
+        Section("verdict", "The autotuning filter", tuple(_verdict(facts))),
         Section("shapes", "Derived tile shapes", tuple(Row(s.name, s.value, s.meaning) for s in facts.shapes)),
         Section("registers", "Registers per thread", tuple(_registers(facts))),
         Section("shared", "Shared memory per thread block", tuple(_shared(facts))),
@@ -59,10 +69,63 @@ def sections(facts: ConfigFacts) -> tuple[Section, ...]:
     )
 
 
-def _verdict(facts: ConfigFacts) -> Row:
-    if facts.verdict.kept:
-        return Row("filter", "kept", "no rule of the filter rejects it: the tuner would time it")
-    return Row("filter", "rejected", facts.verdict.reason or "")
+def unbuilt_sections(facts: UnbuiltFacts) -> tuple[Section, ...]:
+    """The tables of a config that no kernel can be built from."""
+    rows = (
+        Row("filter", "rejected", facts.verdict.reason or ""),
+        Row("kernel", "none", facts.problem),
+        _search(facts.verdict),
+    )
+    return _knobs(facts.knobs), Section("verdict", "The autotuning filter", rows)
+
+
+def _knobs(knobs: tuple[Knob, ...]) -> Section:
+    return Section("knobs", "The config in words", tuple(Row(k.name, k.value, k.meaning) for k in knobs))
+
+
+def _verdict(facts: ConfigFacts) -> Iterator[Row]:
+    """What the filter says; beside a rejection, the facts of this config."""
+    verdict = facts.verdict
+    if verdict.kept:
+        yield Row("filter", "kept", "no rule of the filter rejects it")
+    else:
+        yield Row("filter", "rejected", verdict.reason or "")
+        if facts.estimate is not None:
+            yield Row("estimated", _resources(facts.estimate), f"before compiling: {_arithmetic(facts.estimate)}")
+        spilled = f"{facts.effects.spill_bytes:,} bytes spilled"
+        yield Row("compiled", _resources(facts.effects), f"{spilled}; for {facts.arch}")
+    yield _search(verdict)
+    for effect in verdict.measured:
+        yield Row(
+            f"measured, {effect.rows:,} rows",
+            f"{effect.times_base:.2f} × {effect.base}",
+            f"times the speed of {effect.base_config} ({effect.change}); {effect.gpu}, {effect.date}, {effect.file}",
+        )
+
+
+_SEARCHES = {
+    DEFAULT_SPACE: "flashwright tune times it",
+    FULL_SPACE: "flashwright tune --space full times it; the default space leaves it out",
+}
+
+
+def _search(verdict: Verdict) -> Row:
+    """Which search times a config."""
+    if verdict.space is None:
+        why = "no search combines these knobs" if verdict.kept else "no search times what the filter rejects"
+        return Row("search space", "none", why)
+    command = _SEARCHES[verdict.space]
+    return Row("search space", verdict.space, command if verdict.kept else f"{command}, in spite of the filter")
+
+
+def _resources(of: Estimate | Effects) -> str:
+    return f"{of.registers} registers, {of.blocks_per_sm} per SM"
+
+
+def _arithmetic(estimate: Estimate) -> str:
+    """How an estimate comes about."""
+    wanted = f"{estimate.operands} registers of operands at the peak and {estimate.others} others"
+    return f"{wanted}, of {estimate.limit}: it may spill" if estimate.excess else wanted
 
 
 def _registers(facts: ConfigFacts) -> Iterator[Row]:
@@ -73,6 +136,8 @@ def _registers(facts: ConfigFacts) -> Iterator[Row]:
         yield Row(f"alive in {phase.name}", phase.total, ", ".join(o.operand for o in phase.operands))
     if budget.phases:
         yield Row("operands at the peak", budget.planned, "addresses, counters and temporaries come on top")
+    if facts.estimate is not None:
+        yield Row("estimated", facts.estimate.registers, f"before compiling: {_arithmetic(facts.estimate)}")
     yield Row("compiler's count", budget.used, registers_had(budget))
     for change in budget.reallocations:
         yield Row(f"{change.part} after launch", change.registers, change.meaning)

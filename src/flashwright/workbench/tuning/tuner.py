@@ -15,7 +15,7 @@ from flashwright.choice.problem import TuningProblem
 from flashwright.choice.results import Timing, TunedResult
 from flashwright.compiler.nvrtc import compiler_build
 from flashwright.hardware.architectures import GPUModel
-from flashwright.kernels.family import KernelConfig, Occasion
+from flashwright.kernels.family import DEFAULT_SPACE, KernelConfig, Occasion
 from flashwright.kernels.registry import family_named
 from flashwright.workbench.environment import driver_version, flashwright_version, nvrtc_version_text, package_version
 from flashwright.workbench.tuning.candidates import Candidates, compile_candidates
@@ -93,6 +93,7 @@ def tune(
     *,
     scores: Sequence[str] = TUNING_SCORES,
     arch: str = "sm_90",
+    space: str = DEFAULT_SPACE,
     quick: bool = False,
     limit: int | None = None,
     resume: bool = False,
@@ -104,26 +105,26 @@ def tune(
     """
     began = time.monotonic()
     scores = tuple(scores)
-    space = enumerate_space(problem, quick=quick, limit=limit)
+    considered = enumerate_space(problem, name=space, quick=quick, limit=limit)
     if machine is None:
-        candidates = compile_candidates(space.configs, (), problem, arch, progress=progress)
+        candidates = compile_candidates(considered.configs, (), problem, arch, progress=progress)
         seconds = time.monotonic() - began
-        return TuningReport(problem, scores, None, arch, space, candidates, (), (), (), None, None, False, seconds)
+        return TuningReport(problem, scores, None, arch, considered, candidates, (), (), (), None, None, False, seconds)
 
     reload()  # what is in use may have changed since this process looked
     gpu = machine.gpu
     incumbents = incumbent_configs(problem, gpu)
-    journal = SearchJournal.open(database, gpu.name, problem, space_name(space.configs, scores), resume=resume)
+    journal = SearchJournal.open(database, gpu.name, problem, space_name(considered.configs, scores), resume=resume)
     outcome = _Outcome()
     if journal.result is None:
-        outcome = _search(problem, scores, machine, space, incumbents, journal, progress=progress)
+        outcome = _search(problem, scores, machine, considered, incumbents, journal, progress=progress)
     result = outcome.result or journal.result
     assert result is not None
     stored = journal.finish(result) if outcome.result else database.result(*result.key)
     reload()
     seconds = time.monotonic() - began
     return TuningReport(
-        problem, scores, gpu.name, gpu.arch, space, outcome.candidates, outcome.wrong, outcome.stages, incumbents,
+        problem, scores, gpu.name, gpu.arch, considered, outcome.candidates, outcome.wrong, outcome.stages, incumbents,
         result, stored, journal.resumed, seconds,
     )  # fmt: skip
 

@@ -1,11 +1,18 @@
-"""Ampere configs that are good by experience, for problems without a tuned result."""
+"""Ampere configs that are good by experience, for problems without a tuned result.
+
+The documents' filter refuses those of the wide heads (160 to 256 columns): a streamed Q at 64 × 64 by rule 5, a held
+one at 64 × 32 by rule 4. The search space holds them all the same.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from flashwright.hardware.architectures import KIB
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
+from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import SHORT
 
 TWO_STAGES_SHARED_BYTES = 228 * KIB
@@ -46,4 +53,15 @@ def ampere_default(occasion: Occasion) -> FlashForwardKernelConfig:
         table = _TWO_STAGES
     else:
         table = _ONE_STAGE
-    return parse_kernel_name_into_config(f"({occasion.dtype.name}, {occasion.d_head}, {table[occasion.d_head]}")
+    return _config(occasion.dtype, occasion.d_head, table)
+
+
+def every_default(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
+    """What `ampere_default` may choose for a dtype and head dimension, on any GPU and at any length; none for a head
+    dimension without kernels of its own."""
+    tables = (_FEW_ROWS_TABLE, _TWO_STAGES, _ONE_STAGE)
+    return tuple(dict.fromkeys(_config(dtype, d_head, table) for table in tables if d_head in table))
+
+
+def _config(dtype: DType, d_head: int, table: Mapping[int, str]) -> FlashForwardKernelConfig:
+    return parse_kernel_name_into_config(f"({dtype.name}, {d_head}, {table[d_head]}")

@@ -10,21 +10,20 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from flashwright.hardware.units import FRAGMENT, MMA_ROWS
+from flashwright.hardware.units import FRAGMENT
 from flashwright.kernels.explanation import (
     Buffering,
     ExecutedLoads,
     Explanation,
     Knob,
-    OperandRegisters,
     Product,
-    RegisterPhase,
     Shape,
     SharedMap,
     SharedRegion,
     TimelineTexts,
 )
 from flashwright.kernels.forward.ampere.config import MAX_WARPS, FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.registers import estimate, register_phases
 from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes, GemmShape
 
 TYPICAL_HEADS = 16
@@ -70,13 +69,20 @@ _SWITCHES: dict[str, tuple[str, str]] = {
     ),
     "two_kv_stages": (
         "two K and two V blocks in shared memory: the next step's are copied during this one, with one barrier a step",
-        "one K and one V block in shared memory: each is copied while the other is used, with two barriers a step",
+        "one K and one V block in shared memory, with two barriers a step",
     ),
     "lazy_rescale": (
         "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential",
         "O is rescaled in every step",
     ),
 }
+_THROUGH_REGISTERS = {
+    "eager_load_blocks": "V is copied before S = QKᵀ and the next K before softmax, but async_copy is off: "
+    "the warp waits for each copy, and nothing arrives during the arithmetic",
+    "two_kv_stages": "two K and two V blocks in shared memory, with one barrier a step; but async_copy is off: "
+    "the warp waits for the next step's copies before it computes this one",
+}
+"""What switches that start copies early do where copies are not asynchronous."""
 _SIZES = ("B_r", "B_c", "n_warps")
 _TILES = {"Q_mma_load_K_tiles": "Q", "K_mma_load_K_tiles": "K", "V_mma_load_K_tiles": "V"}
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, *_TILES, *_SWITCHES, "static_row_stride")
@@ -90,6 +96,8 @@ def knobs(config: FlashForwardKernelConfig) -> tuple[Knob, ...]:
 
 def _knob(config: FlashForwardKernelConfig, name: str) -> Knob:
     value = getattr(config, name)
+    if value and not config.async_copy and name in _THROUGH_REGISTERS:
+        return Knob(name, "on", True, _THROUGH_REGISTERS[name])
     if name in _SWITCHES:
         return Knob(name, "on" if value else "off", value, _SWITCHES[name][0 if value else 1])
     if name in _TILES:
@@ -120,7 +128,7 @@ def shapes(config: FlashForwardKernelConfig) -> tuple[Shape, ...]:
         "QO_rows_per_warp": "rows of Q and O that one warp owns",
         "QO_fragments_per_warp": "the same in fragments of 8",
         "KV_calc_fragments": "fragments of a K/V block; every warp multiplies with all of them",
-        "KV_ldst_fragments_per_warp": "a warp's share of copying a K/V block",
+        "KV_ldst_fragments_per_warp": "a warp's share of copying a K/V block, rounded up to whole fragments",
         "QK_rmem_tile_fragments": "fragments along d_head in one register tile of S = QKᵀ",
         "QK_rmem_tiles": "such tiles",
         "PV_rmem_tile_fragments": "fragments along B_c in one register tile of O += PV",
@@ -131,40 +139,6 @@ def shapes(config: FlashForwardKernelConfig) -> tuple[Shape, ...]:
         "KV_stages": "K/V blocks in shared memory",
     }
     return tuple(Shape(name, getattr(derived, name), meaning) for name, meaning in meanings.items())
-
-
-# --- Registers -------------------------------------------------------------------------------------------------
-
-
-def register_phases(config: FlashForwardKernelConfig) -> tuple[RegisterPhase, ...]:
-    """The operands alive in each part of a KV step. Addresses, counters and temporaries come on top."""
-    derived = ForwardKernelTileShapes(config)
-    rows, row_tiles = derived.QO_rows_per_warp, derived.QO_rows_per_warp // MMA_ROWS
-    O = _accumulator("O accumulator", rows, config.d_head, derived.O_accumulator_registers)  # noqa: E741
-    S = _accumulator("S accumulator", rows, config.B_c, derived.S_accumulator_registers)
-    P = OperandRegisters("P operand", derived.P_operand_registers, f"{rows} × {config.B_c} at 16 bits ÷ 32 lanes")
-    Q = _fragments("Q fragments", rows, derived.QK, derived.Q_rmem_tile_buffers, derived.Q_operand_registers)
-    K = _fragments("K fragments", config.B_c, derived.QK, derived.K_rmem_tile_buffers, derived.K_operand_registers)
-    V = _fragments("V fragments", config.d_head, derived.PV, derived.V_rmem_tile_buffers, derived.V_operand_registers)
-    sums = 4 if config.mma_row_sum else 2  # an accumulator of the tensor cores, or plain sums
-    tiles = f"{row_tiles} tile{'s' if row_tiles > 1 else ''} of {MMA_ROWS} rows"
-    row_state = OperandRegisters("row max and sum", row_tiles * (2 + sums), f"{tiles} × (2 maxima + {sums} sums)")
-    held_Q = (Q,) if derived.QK.A_load_entire_block_into_rf else ()
-    return (
-        RegisterPhase("S = QKᵀ", (O, S, Q, K, row_state)),
-        RegisterPhase("softmax", (O, S, *held_Q, row_state)),
-        RegisterPhase("O += PV", (O, P, *held_Q, V, row_state)),
-    )
-
-
-def _accumulator(name: str, rows: int, columns: int, registers: int) -> OperandRegisters:
-    return OperandRegisters(name, registers, f"{rows} × {columns} in fp32 ÷ 32 lanes")
-
-
-def _fragments(name: str, outer: int, gemm: GemmShape, buffers: int, registers: int) -> OperandRegisters:
-    width = gemm.tile_fragments * FRAGMENT
-    count = "1 tile" if buffers == 1 else f"{buffers} tiles"
-    return OperandRegisters(name, registers, f"{count} of {outer} × {width} at 16 bits ÷ 32 lanes")
 
 
 # --- Shared memory ---------------------------------------------------------------------------------------------
@@ -293,6 +267,7 @@ EXPLANATION = Explanation(
     neighbours=neighbours,
     shapes=shapes,
     register_phases=register_phases,
+    estimate=estimate,
     shared_map=shared_map,
     work_per_step=work_per_step,
     buffering=buffering,

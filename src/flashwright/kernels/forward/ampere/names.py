@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import product
 from typing import Any
 
+from flashwright.kernels.forward.ampere.combinations import AUTOTUNED_D_HEADS, combinations
 from flashwright.kernels.forward.ampere.config import OPTION_FIELDS, FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.ladder import get_kernel_progression_configs
-from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
-from flashwright.kernels.naming import nearest_hint, parse_cpp_fields
+from flashwright.kernels.naming import mangled_fields, nearest_hint, parse_cpp_fields
 from flashwright.problem.dtypes import DType
 
 _FIELDS_NEVER_ZERO = 5
@@ -18,9 +19,11 @@ _CPP_STRUCT = re.compile(r"FlashForwardKernelConfig\s*\{([^{}]*)\}")
 
 
 def parse_kernel_name_into_config(text: str) -> FlashForwardKernelConfig:
-    """The config named by a short form, or by a C++ kernel name containing `FlashForwardKernelConfig{…}`."""
+    """The config named by a short form, or by a C++ kernel name with `FlashForwardKernelConfig{…}`, mangled or not."""
     if match := _CPP_STRUCT.search(text):
         return parse_cpp_fields(FlashForwardKernelConfig, match[1], _FIELDS_NEVER_ZERO)
+    if members := mangled_fields(FlashForwardKernelConfig, text):
+        return parse_cpp_fields(FlashForwardKernelConfig, members, _FIELDS_NEVER_ZERO)
     if match := _SHORT_FORM.fullmatch(text.strip()):
         dtype, *sizes, options = match.groups()
         d_head, B_r, B_c, n_warps = map(int, sizes)
@@ -30,7 +33,8 @@ def parse_kernel_name_into_config(text: str) -> FlashForwardKernelConfig:
     raise ValueError(
         f"{text!r} names no kernel; expected a short form such as "
         "'(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax' "
-        f"or a C++ name containing 'FlashForwardKernelConfig{{…}}'{nearest_hint(text.strip(), _known_short_forms())}"
+        f"or a C++ name containing 'FlashForwardKernelConfig{{…}}', mangled or not"
+        f"{nearest_hint(text.strip(), _known_short_forms())}"
     )
 
 
@@ -63,4 +67,7 @@ def _parse_options(options: str, text: str) -> dict[str, Any]:
 
 @cache
 def _known_short_forms() -> list[str]:
-    return [config.short_form() for config in (*get_kernel_progression_configs(), *get_autotuning_kernel_configs())]
+    found = [config.short_form() for config in get_kernel_progression_configs()]
+    for dtype, d_head in product(DType, AUTOTUNED_D_HEADS):
+        found += [config.short_form() for config, reason in combinations(dtype, d_head) if reason is None]
+    return found

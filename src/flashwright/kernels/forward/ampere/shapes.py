@@ -15,6 +15,7 @@ from flashwright.hardware.units import (
     ELEMENT_BYTES,
     FRAGMENT,
     MAX_BLOCK_THREADS,
+    MMA_K,
     MMA_ROWS,
     VECTOR_BYTES,
     WARP_THREADS,
@@ -38,6 +39,11 @@ class GemmShape:
     B_load_entire_block_into_rf: bool
     A_rmem_tile_buffers: int
     B_rmem_tile_buffers: int
+
+    @property
+    def mma_steps_per_tile(self) -> int:
+        """Times that an `mma` goes along K within a register tile."""
+        return self.tile_fragments * FRAGMENT // MMA_K
 
     @property
     def DoubleBufferA(self) -> bool:
@@ -184,10 +190,10 @@ class ForwardKernelTileShapes:
         return self.config.B_c // FRAGMENT
 
     @property
-    def KV_ldst_fragments_per_warp(self) -> int | float:
-        """A warp's share of copying a K/V block; a half when 8 warps share 32 rows."""
-        whole, rest = divmod(self.KV_calc_fragments, self.config.n_warps)
-        return whole if rest == 0 else self.KV_calc_fragments / self.config.n_warps
+    def KV_ldst_fragments_per_warp(self) -> int:
+        """A warp's share of copying a K/V block, in fragments of 8 rows, rounded up: where 8 warps copy 32 rows, two of
+        them share a fragment, and have 4 rows each."""
+        return -(-self.KV_calc_fragments // self.config.n_warps)
 
     @property
     def QK_rmem_tile_fragments(self) -> int:

@@ -1,167 +1,126 @@
-"""Which Ampere configs are worth timing: the seed system's filter, the search space, and the promising part of it."""
+"""The search spaces: the default one for everyday tuning, and the full one with every combination of the documents."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
-from typing import Any
 
-from flashwright.kernels.family import SearchSpace
-from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
-from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes
-from flashwright.problem.dtypes import DType
-
-# --- The filter ------------------------------------------------------------------------------------------------
-
-
-def ampere_rejection_reason(cfg: FlashForwardKernelConfig) -> str | None:
-    """Why a config is not worth timing: "rule: reason" with its numbers; None if it is kept."""
-    return _broken_rule(cfg) or _why_unbuildable(cfg)
-
-
-def _broken_rule(cfg: FlashForwardKernelConfig) -> str | None:
-    """Which of the six rules expects a config to be slow."""
-    Q, K = cfg.Q_mma_load_K_tiles, cfg.K_mma_load_K_tiles
-    if cfg.eager_load_blocks and not cfg.async_copy:
-        return (
-            "rule 1: eager_load_blocks is on and async_copy is off; "
-            "starting a copy early hides its latency only if the copy is asynchronous"
-        )
-    if Q not in (0, K):
-        return (
-            f"rule 2: Q_mma_load_K_tiles = {Q} differs from K_mma_load_K_tiles = {K}; "
-            "both are multiplied tile by tile, so a streamed Q must arrive in K's tiles"
-        )
-    if cfg.B_r == 64:
-        if cfg.n_warps == 8:
-            return "rule 3: B_r = 64 with n_warps = 8 leaves 8 rows per warp; an mma needs 16"
-        if cfg.B_c == 32 and Q == 0:
-            return (
-                "rule 4: B_r = 64, B_c = 32 with Q_mma_load_K_tiles = 0; "
-                "holding Q takes more registers than three resident blocks allow"
-            )
-        if cfg.B_c == 64 and Q != 0:
-            return (
-                f"rule 5: B_r = 64, B_c = 64 with Q_mma_load_K_tiles = {Q}; "
-                "Q fits in registers at no cost in occupancy, so streaming it only adds loads"
-            )
-    if cfg.B_r == 128 and Q == 0:
-        return "rule 6: B_r = 128 with Q_mma_load_K_tiles = 0; holding Q beside O and S exceeds the registers"
-    return None
-
-
-def _why_unbuildable(cfg: FlashForwardKernelConfig) -> str | None:
-    """Why there is no kernel of a config."""
-    try:
-        ForwardKernelTileShapes(cfg)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-# --- The space -------------------------------------------------------------------------------------------------
-
-AUTOTUNED_D_HEADS = (64, 128)
-_BLOCK_SHAPES = tuple(product((64, 128), (32, 64, 128), (4, 8)))
-_QK_LOAD_TILES = ((0, 0), (0, 2), (2, 2), (4, 4))
-_V_LOAD_TILES = (0, 2)
-# The later optimisations, in the combinations worth trying: each pays most on top of the one before.
-_STYLES: tuple[dict[str, Any], ...] = (
-    {},
-    {"mma_row_sum": True, "lazy_rescale": True},
-    {"mma_row_sum": True, "lazy_rescale": True, "two_kv_stages": True, "reversed_kv": True},
+from flashwright.hardware.units import FRAGMENT
+from flashwright.kernels.family import FullSpace, SearchSpace
+from flashwright.kernels.forward.ampere.combinations import (
+    ACCUMULATORS_THAT_FIT,
+    AUTOTUNED_D_HEADS,
+    BLOCK_SHAPES,
+    accumulators,
+    combinations,
 )
-_WIDE_STYLES: tuple[dict[str, Any], ...] = (*_STYLES, {"lazy_rescale": True})
-"""Beyond 128 columns, registers are so scarce that a row sum's column of ones may cost more than it saves."""
-_ACCUMULATORS_THAT_FIT = 240
-"""fp32 accumulators of S and O per thread that leave registers for operands and addresses, of 255."""
-_ACCUMULATORS_THAT_FIT_REORDERED = 160
-"""The same when the assembler reorders, which keeps more values alive at once; with two stages, fewer."""
+from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.defaults import every_default
+from flashwright.kernels.forward.ampere.filter import ampere_rejection_reason
+from flashwright.kernels.forward.ampere.ladder import get_kernel_progression_configs
+from flashwright.problem.dtypes import DType
 
 
 def get_autotuning_kernel_configs(
-    dtype: DType | str | None = None, d_head: int | None = None
+    dtype: DType | str | None = None, d_head: int | None = None, *, full: bool = False
 ) -> list[FlashForwardKernelConfig]:
-    """The search space: every config worth timing, of one or all dtypes and of one or both seed head dimensions."""
+    """The default search space, or the full one, of one or all dtypes and of one or both of the documents' head
+    dimensions.
+
+    The full space is every combination of the thirteen documented fields that `should_autotune_config` keeps and that a
+    kernel can be built from, and all of the default space, which has later optimisations too.
+    """
     dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
     d_heads = AUTOTUNED_D_HEADS if d_head is None else (d_head,)
-    return [config for some in product(dtypes, d_heads) for config in _worth_timing(*some)]
+    kept = _kept_of_full if full else _kept_of_default
+    return [config for some in product(dtypes, d_heads) for config in kept(*some)]
 
 
-@cache
-def _worth_timing(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
-    return tuple(config for config, reason in search_space(dtype, d_head) if reason is None)
+# --- The default space -------------------------------------------------------------------------------------------
 
 
 def search_space(dtype: DType, d_head: int) -> Iterator[tuple[FlashForwardKernelConfig, str | None]]:
-    """Every combination of the knobs' values, with why it is not worth timing ("rule: reason"), or None if it is."""
-    styles = _WIDE_STYLES if _is_wide(d_head) else _STYLES
-    knobs = product(_BLOCK_SHAPES, _QK_LOAD_TILES, _V_LOAD_TILES, (False, True), styles, (False, True))
-    for (B_r, B_c, n_warps), (Q, K), V, buffer, style, reorder in knobs:
-        config = FlashForwardKernelConfig(
-            dtype, d_head, B_r, B_c, n_warps, True, True, True, Q, K, V, buffer, True,
-            assembler_reorders=reorder, **style,
-        )  # fmt: skip
-        yield config, _rejection_in_space(config) or _redundancy_in_space(config)
+    """Every config that is considered, with why it is not worth timing ("rule: reason"), or None if it is."""
+    always = dict.fromkeys(always_tried(dtype, d_head))
+    for config, reason in combinations(dtype, d_head):
+        yield config, None if config in always else reason
+        always.pop(config, None)
+    for config in always:
+        yield config, None
 
 
-def _is_wide(d_head: int) -> bool:
-    """Whether heads are wider than any that the filter's rules were made for."""
-    return d_head > max(AUTOTUNED_D_HEADS)
+def always_tried(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
+    """What a search tries whatever else it leaves out: the rungs of the ladder that the filter keeps (not the fourth to
+    the sixth, which stream Q at 64 × 64: rule 5), and every default, kept or not."""
+    rungs = get_kernel_progression_configs(dtype, d_head)
+    kept = (config for config in rungs if ampere_rejection_reason(config) is None)
+    return tuple(dict.fromkeys((*kept, *every_default(dtype, d_head))))
 
 
-def _rejection_in_space(cfg: FlashForwardKernelConfig) -> str | None:
-    """Why a config cannot be good: the filter's rules, what cannot be built, and what leaves too few registers."""
-    reason = _broken_rule(cfg)
-    # Rules 4 and 5 are about three resident blocks and about a Q that fits in registers beside them: a wide head's does
-    # not, and of its blocks there are two at most.
-    if reason is not None and not (reason.startswith(("rule 4", "rule 5")) and _is_wide(cfg.d_head)):
-        return reason
-    if (reason := _why_unbuildable(cfg)) is not None:
-        return reason
-    if (accumulators := _accumulators(cfg)) > _ACCUMULATORS_THAT_FIT:
-        return f"registers: S and O take {accumulators} registers of a thread; {_ACCUMULATORS_THAT_FIT} leave room"
-    return None
+@cache
+def _kept_of_default(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
+    return tuple(config for config, reason in search_space(dtype, d_head) if reason is None)
 
 
-def _redundancy_in_space(cfg: FlashForwardKernelConfig) -> str | None:
-    """Why a config that may be good need not be timed: others stand for it."""
-    K, V, buffer = cfg.K_mma_load_K_tiles, cfg.V_mma_load_K_tiles, cfg.mma_double_buffer_loads
-    styled = cfg.lazy_rescale
-    if buffer and K == V == 0:
-        return "buffer: K and V are loaded as a whole; there is nothing to double-buffer"
-    if styled and (K == 0 or (buffer and not _is_wide(cfg.d_head))):
-        return "style: later optimisations are tried where loads are tiled and, up to d_head 128, not double-buffered"
-    if cfg.assembler_reorders:
-        one_way = styled and K == V == 2 and not buffer
-        if not one_way:
-            return "reorder: where the assembler orders loads, one way of writing them (2_2, unbuffered) stands for all"
-        if cfg.B_r == 64 and cfg.d_head == 128:
-            return "reorder: at 64 rows of 128 columns the assembler prefers one more resident block, and spills for it"
-        if not cfg.two_kv_stages and _accumulators(cfg) > _ACCUMULATORS_THAT_FIT_REORDERED:
-            return f"reorder: more than {_ACCUMULATORS_THAT_FIT_REORDERED} accumulators leave the assembler no room"
-    return None
+# --- The full space ----------------------------------------------------------------------------------------------
 
 
-def _accumulators(cfg: FlashForwardKernelConfig) -> int:
-    """fp32 registers of a thread that hold S and O."""
-    return cfg.B_r // cfg.n_warps * (cfg.B_c + cfg.d_head) // 32
+def full_space(dtype: DType, d_head: int) -> Iterator[tuple[FlashForwardKernelConfig, str | None]]:
+    """Every combination of the thirteen documented fields, with the filter's reason against it, or None; then what else
+    the default space has. Beyond 128 columns that has configs which the filter refuses, and so has this."""
+    default = dict.fromkeys(_kept_of_default(dtype, d_head))
+    for config in _documented_combinations(dtype, d_head):
+        yield config, None if config in default else ampere_rejection_reason(config)
+        default.pop(config, None)
+    for config in default:
+        yield config, None
 
 
-# --- The promising part -----------------------------------------------------------------------------------------
+def _documented_combinations(dtype: DType, d_head: int) -> Iterator[FlashForwardKernelConfig]:
+    switch, QK_tiles = (False, True), _load_tiles(d_head)
+    for (B_r, B_c, n_warps), asynchronous, eager, swizzled in product(BLOCK_SHAPES, switch, switch, switch):
+        for Q, K, V, buffer, softmax in product(QK_tiles, QK_tiles, _load_tiles(B_c), switch, switch):
+            yield FlashForwardKernelConfig(
+                dtype, d_head, B_r, B_c, n_warps, asynchronous, eager, swizzled, Q, K, V, buffer, softmax
+            )
+
+
+def _load_tiles(K: int) -> tuple[int, ...]:
+    """0, and the powers of two from 2 to the fragments along K."""
+    return (0, *(1 << power for power in range(1, (K // FRAGMENT).bit_length())))
+
+
+def has_documented_values(config: FlashForwardKernelConfig) -> bool:
+    """Whether the filter chooses among such values, of block shape and load tiles, whatever else the config has on."""
+    QK_tiles = _load_tiles(config.d_head)
+    return (
+        (config.B_r, config.B_c, config.n_warps) in BLOCK_SHAPES
+        and config.Q_mma_load_K_tiles in QK_tiles
+        and config.K_mma_load_K_tiles in QK_tiles
+        and config.V_mma_load_K_tiles in _load_tiles(config.B_c)
+    )
+
+
+@cache
+def _kept_of_full(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
+    return tuple(config for config, reason in full_space(dtype, d_head) if reason is None)
+
+
+# --- The promising part ------------------------------------------------------------------------------------------
 
 SMALLEST_PROMISING_B_C = 64
 WIDEST_CHEAP_D_HEAD = 128
 
 
 def is_promising(config: FlashForwardKernelConfig) -> bool:
-    """Whether a config has what the fastest had on an H200: the later optimisations, and large blocks.
+    """Whether a config has what the fastest had on an H200: the later optimisations, and large blocks that fit the
+    registers.
 
     Of the ways to load the operands of wide heads, only the one that leaves most registers; and there a second stage
     makes up for small blocks.
     """
-    if not config.lazy_rescale:
+    if not config.lazy_rescale or accumulators(config) > ACCUMULATORS_THAT_FIT:
         return False
     if config.d_head <= WIDEST_CHEAP_D_HEAD:
         return config.B_c >= SMALLEST_PROMISING_B_C
@@ -171,5 +130,9 @@ def is_promising(config: FlashForwardKernelConfig) -> bool:
 
 # Up to two values may be spilled once a tile, around the loop, which need not be slower than smaller tiles.
 SPACE = SearchSpace(
-    search_space, is_promising, tuple(f"rule {number}" for number in range(1, 7)), bearable_spill_bytes=8
+    search_space,
+    is_promising,
+    tuple(f"rule {number}" for number in range(1, 7)),
+    bearable_spill_bytes=8,
+    full=FullSpace(full_space, has_documented_values),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashwright.kernels.forward.hopper.config import OPTIONS, HopperForwardKernelConfig
 from flashwright.kernels.forward.hopper.space import get_hopper_configs
-from flashwright.kernels.naming import nearest_hint, parse_cpp_fields
+from flashwright.kernels.naming import mangled_fields, nearest_hint, parse_cpp_fields
 from flashwright.problem.dtypes import DType
 
 _FIELDS_NEVER_ZERO = 5
@@ -18,9 +18,11 @@ _CPP_STRUCT = re.compile(r"HopperForwardKernelConfig\s*\{([^{}]*)\}")
 
 
 def parse_hopper_config(text: str) -> HopperForwardKernelConfig:
-    """The config named by a short form, or by a C++ kernel name containing `HopperForwardKernelConfig{…}`."""
+    """The config named by a short form, or by a C++ kernel name with `HopperForwardKernelConfig{…}`, mangled or not."""
     if match := _CPP_STRUCT.search(text):
         return parse_cpp_fields(HopperForwardKernelConfig, match[1], _FIELDS_NEVER_ZERO)
+    if members := mangled_fields(HopperForwardKernelConfig, text):
+        return parse_cpp_fields(HopperForwardKernelConfig, members, _FIELDS_NEVER_ZERO)
     if match := _SHORT_FORM.fullmatch(text.strip()):
         dtype, d_head, B_r, B_c, options = match.groups()
         return HopperForwardKernelConfig(
@@ -29,7 +31,8 @@ def parse_hopper_config(text: str) -> HopperForwardKernelConfig:
     raise ValueError(
         f"{text!r} names no Hopper kernel; expected a short form such as "
         "'hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess' "
-        f"or a C++ name containing 'HopperForwardKernelConfig{{…}}'{nearest_hint(text.strip(), _known_short_forms())}"
+        f"or a C++ name containing 'HopperForwardKernelConfig{{…}}', mangled or not"
+        f"{nearest_hint(text.strip(), _known_short_forms())}"
     )
 
 
