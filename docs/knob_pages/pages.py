@@ -14,7 +14,7 @@ from flashwright.workbench.ladder import read_ladder
 
 from .blocks import filled
 from .kernel_facts import FactsFile, gather, read_facts, write_facts
-from .knobs import KNOBS
+from .knobs import KNOBS, ORDER_KNOBS, values_of
 from .pictures import pictures
 from .tables import Inputs, renderers
 
@@ -76,7 +76,8 @@ def write_pages(inputs: Inputs) -> list[Path]:
 
 def make_facts(root: Path = ROOT, *, progress: bool = True) -> FactsFile:
     """Compiles and simulates all kernels of the pages, and keeps what was found."""
-    facts = gather(configs_of(bases()), progress=progress)
+    ordered = {value.config for knob in ORDER_KNOBS for value in values_of(knob) if value.config is not None}
+    facts = gather(configs_of(bases()), ordered, progress=progress)
     write_facts(root / FACTS, facts)
     return facts
 

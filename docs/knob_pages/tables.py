@@ -93,6 +93,7 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------
+        "order": lambda _: _order(inputs.facts, knob),
 
 
 def _value_cells(value: KnobValue) -> list[str]:
@@ -139,6 +140,26 @@ def _measured(effects: KnobEffects | None, knob: str) -> str:
     rows = []
     for value in values_of(knob):
         if value.config is not None:
+def _order(facts: FactsFile, knob: str) -> str:
+    """Of each value: PTX, and machine code for two architectures, assembled at the config's level and at the other."""
+    rows = []
+    for value in values_of(knob):
+        if value.config is None:
+            continue
+        for found in facts.orders_of(value.config):
+            if knob in found.code:
+                continue  # the knob's other value has rows of its own
+            kept = " (that of PTX)" if found.is_that_of_ptx and found.code != "PTX" else ""
+            rows.append([*_value_cells(value), found.code, str(found.runs), f"{found.text}{kept}", found.distances])
+    header = ["kernel", f"`{knob}`", "code", "runs", "loads and products of one KV step", "load to first use"]
+    note = (
+        f"NVRTC {facts.nvrtc}. The loop's body as it stands in the code; LDSM and HMMA are the machine's `ldmatrix` "
+        "and `mma`. Distances are medians, in brackets the least and the most. With `assembler_reorders` on, the code "
+        "is assembled at `-O3`, with it off at `-O1`."
+    )
+    return f"{table(header, rows, len(header))}\n\n{note}"
+
+
             found = [effect(effects, value.base, value.config, length) for length in LENGTHS]
             rows.append([*_value_cells(value), *(cell for each in found for cell in _effect_cells(each))])
     columns = [f"{name}, {length:,} rows" for length in LENGTHS for name in ("TFLOP/s", "× base", "× FA-2")]
@@ -148,7 +169,7 @@ def _measured(effects: KnobEffects | None, knob: str) -> str:
 def _effect_cells(found: Effect | str | None) -> list[str]:
     if isinstance(found, Effect):
         return [f"{found.tflops:.0f}", _ratio(found.times_base), _ratio(found.times_peer)]
-    return [f"failed: {found}" if found else "–", "–", "–"]
+    return [f"failed: {found}" if found else "not measured yet", "–", "–"]
 
 
 def _ratio(ratio: float | None) -> str:
@@ -257,14 +278,16 @@ def _turned(effects: KnobEffects | None, base: Base, knob: str) -> str:
     for value in values_of(knob, only=base.name):
         if value.is_own:
             continue
-        found = None if value.config is None else effect(effects, base, value.config, LENGTHS[-1])
-        described.append(f"{value.value}: {_summary(found)}")
+        if value.config is None:
+            described.append(f"{value.value}: no kernel")
+            continue
+        described.append(f"{value.value}: {_summary(effect(effects, base, value.config, LENGTHS[-1]))}")
     return "; ".join(described)
 
 
 def _summary(found: Effect | str | None) -> str:
     if not isinstance(found, Effect):
-        return "failed" if found else "no kernel"
+        return "failed" if found else "not measured yet"
     if found.times_base is None:
         return f"({_ratio(found.times_peer)} × FA-2)"
     return f"{found.times_base:.2f}"

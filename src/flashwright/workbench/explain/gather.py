@@ -14,6 +14,7 @@ from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.registry import as_config, family_of, rejection_reason, tile_shapes
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.explain.code_orders import code_orders, order_architectures
 from flashwright.workbench.explain.core_matrices import core_matrix_facts
 from flashwright.workbench.explain.disassembly import DisassemblyError, disassemble
 from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution, execute, simulation_facts, step_counts
@@ -48,7 +49,8 @@ def explain_config(
     """All the facts about a config, which may be given by its short form.
 
     Raises `ValueError` at once for one that no kernel can be built from.
-    `turning` names the knobs whose neighbours are compiled and simulated too; by default, all.
+    `turning` names the knobs whose neighbours are compiled and simulated too, and, of those that only the assembler
+    sees, the ones whose other value's machine code is shown; by default, all.
     """
     known: KernelConfig = as_config(config)
     tile_shapes(known)
@@ -95,6 +97,7 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         occupancy=occupancy(kernel, arch),
         buffering=of_config.buffering(config),
         loop=loop_facts(kernel),
+        orders=code_orders(kernel, order_architectures(config, arch), knobs_to_turn),
         simulation=simulation_facts(own, shared) if own else None,
         simulation_problem=_why_it_cannot_run(kernel),
         matrix_loads=tuple(load for each in drawn for load in _matrix_loads(each, executions.get(each))),
