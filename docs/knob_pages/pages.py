@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.bench.claims import read_claims
 from flashwright.workbench.bench.knob_effects import bases, configs_of, read_knob_effects
 from flashwright.workbench.bench.result_files import write_atomically
 from flashwright.workbench.bench.results import read_result
@@ -25,9 +26,10 @@ FACTS, LADDER, EFFECTS, BENCH = (
 )
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
+CLAIMS = RESULTS / "claims_h200.json"
 INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
 DIAGNOSING = KNOB_PAGES / "diagnosing.md"
-OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), INDEX, DIAGNOSING)
+OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/claims.md"), INDEX, DIAGNOSING)
 
 
 def read_inputs(root: Path = ROOT) -> Inputs:
@@ -41,6 +43,7 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_result(root / BENCH),
         read_ladder(root / HOPPER_LADDER),
         {dtype: json.loads((root / path).read_text("utf-8")) for dtype, path in AMPERE_GRIDS.items()},
+        read_claims(root / CLAIMS) if (root / CLAIMS).exists() else None,
     )
 
 

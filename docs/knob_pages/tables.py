@@ -13,12 +13,14 @@ from typing import Any
 from flashwright.kernels.forward.ampere import explain as ampere
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
+from flashwright.workbench.bench.claims import ClaimResults
 from flashwright.workbench.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
 from flashwright.workbench.bench.results import BenchResult
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.ladder import Ladder
 
 from .blocks import Renderer
+from .claims import claim_table, claims_summary
 from .kernel_facts import KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
 from .markdown import table
@@ -62,6 +64,8 @@ class Inputs:
     hopper_ladder: Ladder
     ampere_grids: Mapping[str, Mapping[str, Any]]
     """By element type."""
+    claims: ClaimResults | None
+    """None until they have been measured."""
 
 
 def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
@@ -79,6 +83,8 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "ladder-table": lambda _: ladder_table(inputs.ladder),
         "hopper-ladder-table": lambda _: ladder_table(inputs.hopper_ladder),
         "ampere-table": lambda dtype: ampere_table(inputs.ampere_grids[dtype]),
+        "claims": lambda _: claims_summary(inputs.claims),
+        "claim": partial(claim_table, inputs.claims),
     }
     if knob is None:
         return of_any
@@ -87,13 +93,13 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "ladder": lambda _: _rung(inputs.ladder, knob),
         "compiled": lambda _: _compiled(inputs.facts, knob),
         "simulated": lambda columns: _simulated(inputs.facts, knob, columns),
+        "order": lambda _: _order(inputs.facts, knob),
         "measured": lambda _: _measured(inputs.effects, knob),
         "command": lambda base: _command(knob, base),
     }
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------
-        "order": lambda _: _order(inputs.facts, knob),
 
 
 def _value_cells(value: KnobValue) -> list[str]:
@@ -134,12 +140,6 @@ def _simulated(facts: FactsFile, knob: str, columns: str) -> str:
     return f"{table(['kernel', f'`{knob}`', *names], rows, 2)}\n\n{note}"
 
 
-def _measured(effects: KnobEffects | None, knob: str) -> str:
-    if effects is None:
-        return f"Not measured yet. On a GPU: `{MEASURED_BY}`, then `make docs`."
-    rows = []
-    for value in values_of(knob):
-        if value.config is not None:
 def _order(facts: FactsFile, knob: str) -> str:
     """Of each value: PTX, and machine code for two architectures, assembled at the config's level and at the other."""
     rows = []
@@ -160,6 +160,12 @@ def _order(facts: FactsFile, knob: str) -> str:
     return f"{table(header, rows, len(header))}\n\n{note}"
 
 
+def _measured(effects: KnobEffects | None, knob: str) -> str:
+    if effects is None:
+        return f"Not measured yet. On a GPU: `{MEASURED_BY}`, then `make docs`."
+    rows = []
+    for value in values_of(knob):
+        if value.config is not None:
             found = [effect(effects, value.base, value.config, length) for length in LENGTHS]
             rows.append([*_value_cells(value), *(cell for each in found for cell in _effect_cells(each))])
     columns = [f"{name}, {length:,} rows" for length in LENGTHS for name in ("TFLOP/s", "× base", "× FA-2")]
