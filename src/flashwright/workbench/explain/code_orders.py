@@ -11,7 +11,7 @@ from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of
 from flashwright.runtime.compiling import compile_kernel
 from flashwright.workbench.explain.disassembly import DisassemblyError, disassemble
-from flashwright.workbench.explain.explanations import explanation_of
+from flashwright.workbench.explain.explanations import explanation_of, loop_kinds_of
 from flashwright.workbench.explain.loop import ptx_loop, sass_loop
 from flashwright.workbench.explain.order import CodeOrder, LoadOrder, ptx_order, sass_order
 
@@ -30,12 +30,12 @@ def code_orders(
     `turning` names those that are; by default, all.
     Nothing for a kernel that loads nothing by `ldmatrix`; only PTX where there is no disassembler.
     """
-    in_ptx = ptx_order(ptx_loop(kernel.ptx, kernel.name))
+    in_ptx = ptx_order(ptx_loop(kernel.ptx, kernel.name, loop_kinds_of(kernel.config)))
     if in_ptx is None:
         return ()
     try:
         in_machine_code = tuple(_machine_code_orders(kernel.config, architectures, turning))
-    except DisassemblyError:
+    except (DisassemblyError, ValueError):  # no disassembler, or no loop in what it lists: `loop_facts` says which
         in_machine_code = ()
     return (CodeOrder("PTX", False, in_ptx), *in_machine_code)
 
@@ -57,5 +57,5 @@ def _machine_code_orders(
 
 
 def machine_code_order(kernel: Kernel[Any]) -> LoadOrder | None:
-    """Raises `DisassemblyError` where there is no disassembler."""
-    return sass_order(sass_loop(disassemble(kernel.cubin)))
+    """Raises `DisassemblyError` where there is no disassembler, `ValueError` where the listing has no such loop."""
+    return sass_order(sass_loop(disassemble(kernel.cubin), loop_kinds_of(kernel.config)))

@@ -18,7 +18,7 @@ from flashwright.workbench.explain.code_orders import code_orders, order_archite
 from flashwright.workbench.explain.core_matrices import core_matrix_facts
 from flashwright.workbench.explain.disassembly import DisassemblyError, disassemble
 from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution, execute, simulation_facts, step_counts
-from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
+from flashwright.workbench.explain.explanations import explanation_of, loop_kinds_of, shared_map_of
 from flashwright.workbench.explain.facts import (
     ConfigFacts,
     Effects,
@@ -28,7 +28,6 @@ from flashwright.workbench.explain.facts import (
     RegisterBudget,
     Verdict,
 )
-from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.loop import ptx_loop, ptx_mix, sass_loop, sass_mix
 from flashwright.workbench.explain.matrix_load import matrix_load_facts
 from flashwright.workbench.explain.timeline import ITERATIONS_NEEDED, timeline_of
@@ -155,8 +154,7 @@ def _matrix_loads(config: KernelConfig, execution: Execution | None) -> tuple[Ma
 
 
 def loop_facts(kernel: Kernel[Any]) -> KVLoop:
-    counted = explanation_of(kernel.config).warps(kernel.config)[0]
-    kinds = [Kind[name] for name in counted.loop_kinds]
+    kinds = loop_kinds_of(kernel.config)
     ptx = ptx_mix(ptx_loop(kernel.ptx, kernel.name, kinds))
     try:
         sass, problem = sass_mix(sass_loop(disassemble(kernel.cubin), kinds)), None
