@@ -28,14 +28,15 @@ def code_orders(
     """PTX first; then, for each architecture, machine code, also with each of the assembler's knobs turned.
 
     `turning` names those that are; by default, all.
-    Nothing for a kernel that loads nothing by `ldmatrix`; only PTX where there is no disassembler.
+    Nothing for a kernel that loads nothing by `ldmatrix`; only PTX where there is no disassembler. Machine code in
+    which the loop is not found is left out.
     """
     in_ptx = ptx_order(ptx_loop(kernel.ptx, kernel.name, loop_kinds_of(kernel.config)))
     if in_ptx is None:
         return ()
     try:
         in_machine_code = tuple(_machine_code_orders(kernel.config, architectures, turning))
-    except (DisassemblyError, ValueError):  # no disassembler, or no loop in what it lists: `loop_facts` says which
+    except DisassemblyError:  # the facts about the loop quote it
         in_machine_code = ()
     return (CodeOrder("PTX", False, in_ptx), *in_machine_code)
 
@@ -51,7 +52,11 @@ def _machine_code_orders(
         turned[f", {knob} {'on' if value else 'off'}"] = replace(config, **{knob: value})
     for arch in architectures:
         for label, each in turned.items():
-            order = machine_code_order(compile_kernel(each, arch))
+            kernel = compile_kernel(each, arch)
+            try:
+                order = machine_code_order(kernel)
+            except ValueError:  # the facts about the loop quote it
+                continue
             if order is not None:
                 yield CodeOrder(f"{arch}{label}", True, order)
 

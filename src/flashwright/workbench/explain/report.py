@@ -149,11 +149,10 @@ def _orders(facts: ConfigFacts) -> Iterator[Row]:
 
 def _about_orders(facts: ConfigFacts) -> str:
     """What is kept of the order in the source: said where the two can be compared."""
-    if not facts.orders:
-        return ""
-    if len(facts.orders) == 1:
-        return facts.loop.sass_problem or ""
-    in_ptx, own = facts.orders[0].order.runs, facts.orders[1].order.runs
+    by_code = {found.code: found.order.runs for found in facts.orders}
+    if facts.arch not in by_code:
+        return (facts.loop.sass_problem or "") if facts.orders else ""
+    in_ptx, own = by_code["PTX"], by_code[facts.arch]
     if in_ptx == own:
         return f"The machine code for {facts.arch} has the order of the PTX."
     return (
