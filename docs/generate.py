@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from knob_pages.pages import EFFECTS, draw_pictures, make_facts, read_inputs, stale_pages, write_pages
+from knob_pages.pages import CLAIMS, EFFECTS, draw_pictures, make_facts, read_inputs, stale_pages, write_pages
 from knob_pages.tables import failures
 
 
@@ -25,6 +25,8 @@ def main() -> int:
     inputs = read_inputs()
     if inputs.effects is None:
         print(f"{EFFECTS} does not exist: the pages say that times have not been measured yet")
+    if inputs.claims is None:
+        print(f"{CLAIMS} does not exist: the page of claims says that they have not been measured yet")
     for name, reason in failures(inputs).items():
         print(f"not measured: {name}: {reason}")
     if options.check:

@@ -7,7 +7,7 @@ which the file names.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,19 @@ from flashwright.kernels.forward.ampere.explain import shared_map, work_per_step
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.result_files import read_document, write_document
+from flashwright.workbench.explain.code_orders import code_orders
+from flashwright.workbench.explain.disassembly import NOT_FOUND, find_disassembler
 from flashwright.workbench.explain.execution import STEADY_ITERATION, execute, step_counts
 from flashwright.workbench.explain.instruction_kinds import kind_of_ptx
+from flashwright.workbench.explain.order import distances_text, runs_text
 
 from .broken_kernels import BrokenKernel, broken_kernels
 from .machine_code import digest, machine_code
 
 ARCH = "sm_90"
+ORDER_ARCHITECTURES = ("sm_80", "sm_90")
+MOST_PARTS_SHOWN = 6
+"""Of an order in a table: machine code may have a hundred runs."""
 KEYS = 512
 """Rows of K and V in the simulated launch of one thread block."""
 
@@ -69,10 +75,24 @@ class KernelFacts:
 
 
 @dataclass(frozen=True)
+class OrderFacts:
+    """How loads and products of a KV step follow one another in one form of a kernel's code."""
+
+    code: str
+    runs: int
+    is_that_of_ptx: bool
+    text: str
+    distances: str
+    """From a load to its first use."""
+
+
+@dataclass(frozen=True)
 class FactsFile:
     nvrtc: str
     kernels: Mapping[str, KernelFacts]
     """By short form."""
+    orders: Mapping[str, tuple[OrderFacts, ...]]
+    """By short form, of the kernels that differ in a knob about the order."""
     broken: tuple[BrokenKernel, ...] = ()
 
     def of(self, config: FlashForwardKernelConfig) -> KernelFacts:
@@ -81,20 +101,48 @@ class FactsFile:
             raise ValueError(f"the file of kernel facts does not know {name}; run `make docs`")
         return self.kernels[name]
 
+    def orders_of(self, config: FlashForwardKernelConfig) -> tuple[OrderFacts, ...]:
+        name = config.short_form()
+        if name not in self.orders:
+            raise ValueError(f"the file of kernel facts has no order of {name}; run `make docs`")
+        return self.orders[name]
+
 
 def installed_nvrtc() -> str:
     return ".".join(map(str, nvrtc_version()))
 
 
-def gather(configs: Sequence[FlashForwardKernelConfig], *, progress: bool = True) -> FactsFile:
-    """Compiles and simulates every config."""
+def gather(
+    configs: Sequence[FlashForwardKernelConfig],
+    ordered: Collection[FlashForwardKernelConfig],
+    *,
+    progress: bool = True,
+) -> FactsFile:
+    """Compiles and simulates every config, and disassembles those whose order of loads and products is shown."""
     kernels = compile_many(configs, ARCH, progress=progress)
     facts = {}
     with progress_bar("simulating", len(kernels), enabled=progress) as advance:
         for kernel in kernels:
             facts[kernel.config.short_form()] = facts_of(kernel)
             advance()
-    return FactsFile(installed_nvrtc(), facts, broken_kernels(ARCH))
+    orders = {kernel.config.short_form(): orders_of(kernel) for kernel in kernels if kernel.config in ordered}
+    return FactsFile(installed_nvrtc(), facts, orders, broken_kernels(ARCH))
+
+
+def orders_of(kernel: Kernel[FlashForwardKernelConfig]) -> tuple[OrderFacts, ...]:
+    if find_disassembler() is None:
+        raise ValueError(NOT_FOUND)
+    in_ptx, *in_machine_code = code_orders(kernel, ORDER_ARCHITECTURES)
+    return tuple(
+        OrderFacts(
+            code=found.code,
+            runs=len(found.order.runs),
+            is_that_of_ptx=found.order.runs == in_ptx.order.runs,
+            text=runs_text(found, MOST_PARTS_SHOWN),
+            distances=distances_text(found),
+        )
+        for found in (in_ptx, *in_machine_code)
+    )
 
 
 def facts_of(kernel: Kernel[FlashForwardKernelConfig]) -> KernelFacts:
@@ -128,7 +176,18 @@ def facts_of(kernel: Kernel[FlashForwardKernelConfig]) -> KernelFacts:
 def write_facts(path: Path, facts: FactsFile) -> None:
     kernels = [{"config": name, **asdict(each)} for name, each in facts.kernels.items()]
     broken = [asdict(each) for each in facts.broken]
-    write_document(path, {"nvrtc": facts.nvrtc, "arch": ARCH, "keys": KEYS, "kernels": kernels, "broken": broken})
+    orders = {name: [asdict(each) for each in found] for name, found in facts.orders.items()}
+    write_document(
+        path,
+        {
+            "nvrtc": facts.nvrtc,
+            "arch": ARCH,
+            "keys": KEYS,
+            "kernels": kernels,
+            "orders": orders,
+            "broken": broken,
+        },
+    )
 
 
 def read_facts(path: Path) -> FactsFile:
@@ -138,4 +197,5 @@ def read_facts(path: Path) -> FactsFile:
         facts: dict[str, Any] = dict(values)
         name = facts.pop("config")
         kernels[name] = KernelFacts(**facts)
-    return FactsFile(document["nvrtc"], kernels, tuple(BrokenKernel(**values) for values in document["broken"]))
+    orders = {name: tuple(OrderFacts(**each) for each in found) for name, found in document["orders"].items()}
+    return FactsFile(document["nvrtc"], kernels, orders, tuple(BrokenKernel(**values) for values in document["broken"]))

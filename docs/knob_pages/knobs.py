@@ -29,8 +29,14 @@ KNOBS = {
     "mma_row_sum": "row sums on the tensor cores",
     "two_kv_stages": "two K and two V blocks in shared memory",
     "lazy_rescale": "rescale O only when a maximum has grown much",
-    "assembler_reorders": "let the assembler order loads and products",
+    "assembler_reorders": "assemble at `-O3` instead of `-O1`",
+    "keep_order": "hold the assembler to the kernel's order of loads and products",
 }
+ORDER_KNOBS = (
+    "Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles", "mma_double_buffer_loads", "assembler_reorders",
+    "keep_order",
+)  # fmt: skip
+"""Those whose pages show the order of loads and products."""
 
 
 @dataclass(frozen=True)

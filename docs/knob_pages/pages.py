@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.bench.claims import read_claims
 from flashwright.workbench.bench.knob_effects import bases, configs_of, read_knob_effects
 from flashwright.workbench.bench.result_files import write_atomically
 from flashwright.workbench.bench.results import read_result
@@ -13,7 +14,7 @@ from flashwright.workbench.ladder import read_ladder
 
 from .blocks import filled
 from .kernel_facts import FactsFile, gather, read_facts, write_facts
-from .knobs import KNOBS
+from .knobs import KNOBS, ORDER_KNOBS, values_of
 from .measured import read_ampere_grid
 from .pictures import pictures
 from .tables import Inputs, renderers
@@ -26,9 +27,10 @@ FACTS, LADDER, EFFECTS, BENCH = (
 SCORES = RESULTS / "scores_h200_bf16.json"
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
+CLAIMS = RESULTS / "claims_h200.json"
 INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
 DIAGNOSING = KNOB_PAGES / "diagnosing.md"
-OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), INDEX, DIAGNOSING)
+OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/claims.md"), INDEX, DIAGNOSING)
 
 
 def read_inputs(root: Path = ROOT) -> Inputs:
@@ -43,6 +45,7 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_result(root / SCORES) if (root / SCORES).exists() else None,
         read_ladder(root / HOPPER_LADDER),
         {dtype: read_ampere_grid(root / path) for dtype, path in AMPERE_GRIDS.items()},
+        read_claims(root / CLAIMS) if (root / CLAIMS).exists() else None,
     )
 
 
@@ -78,7 +81,8 @@ def write_pages(inputs: Inputs) -> list[Path]:
 
 def make_facts(root: Path = ROOT, *, progress: bool = True) -> FactsFile:
     """Compiles and simulates all kernels of the pages, and keeps what was found."""
-    facts = gather(configs_of(bases()), progress=progress)
+    ordered = {value.config for knob in ORDER_KNOBS for value in values_of(knob) if value.config is not None}
+    facts = gather(configs_of(bases()), ordered, progress=progress)
     write_facts(root / FACTS, facts)
     return facts
 

@@ -21,6 +21,7 @@ from flashwright.workbench.explain.gather import explain_config
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.pictures.banks import banks_picture
 from flashwright.workbench.explain.pictures.fragments import fragments_picture
+from flashwright.workbench.explain.pictures.order import order_picture
 from flashwright.workbench.explain.pictures.registers import registers_picture
 from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
@@ -53,6 +54,8 @@ def pictures(facts: FactsFile) -> dict[str, Draw]:
         drawn[name] = lambda kind=kind, config=config: of_one_kernel[kind](explained(config))  # type: ignore[misc]
     for base, knob, phase in _PRODUCTS_DRAWN:
         drawn[f"product-{base}-{knob}"] = partial(_product_of_values, explained, base, knob, phase)
+    for base, knob in _ORDERS_DRAWN:
+        drawn[f"order-{base}-{knob}"] = partial(_order_of_values, explained, base, knob)
     for base, knob in _MIXES_DRAWN:
         drawn[f"mix-{base}-{knob}"] = partial(_mix_of_values, facts, base, knob)
     drawn["launch-early-peeled_first_step"] = partial(_launch_of_values, "early", "peeled_first_step")
@@ -84,6 +87,12 @@ _PRODUCTS_DRAWN = (
     ("early", "K_mma_load_K_tiles", "S = QKᵀ"),
     ("early", "V_mma_load_K_tiles", "O += PV"),
     ("early", "mma_double_buffer_loads", "S = QKᵀ"),
+)
+_ORDERS_DRAWN = (
+    ("early", "K_mma_load_K_tiles"),
+    ("early", "mma_double_buffer_loads"),
+    ("early", "assembler_reorders"),
+    ("early", "keep_order"),
 )
 _MIXES_DRAWN = (
     ("early", "optimized_softmax"),
@@ -160,6 +169,16 @@ def _product_of_values(
     return product_picture(rows, phase)
 
 
+def _order_of_values(explained: Callable[[FlashForwardKernelConfig], ConfigFacts], base: str, knob: str) -> str:
+    """In PTX and in machine code."""
+    rows = []
+    for value, config in _built(base, knob):
+        for found in explained(config).orders:
+            if found.code in ("PTX", ARCH):
+                rows.append((f"{knob}: {value.value}, {found.code}", found.order))
+    return order_picture(rows)
+
+
 def _mix_of_values(facts: FactsFile, base: str, knob: str) -> str:
     return mix_picture([(f"{value.value}", facts.of(config)) for value, config in _built(base, knob)], knob)
 
@@ -198,13 +217,13 @@ def product_picture(rows: Sequence[tuple[str, Timeline]], phase_name: str) -> st
                 parts += _product_lane(name, marks, class_, y, scale)
                 y += _LANE
         y += 16
-    parts.append(text("executed instructions of the warp, from the product's first load", LEFT, y + 8, "label"))
+    parts.append(text("executed PTX instructions of the warp, from the product's first load", LEFT, y + 8, "label"))
     counts = "; ".join(f"{label}: {phase.end - phase.start}" for (label, _), phase in zip(rows, phases, strict=True))
     return picture(
         "product",
         WIDTH,
         y + 18,
-        f"{phase_name} as one warp executed it",
+        f"{phase_name} in PTX, as one warp executed it",
         f"Runs of ldmatrix and of mma in the order of execution. Instructions in all: {counts}.",
         parts,
     )

@@ -17,12 +17,14 @@ from flashwright.kernels.forward.ampere.registers import estimate
 from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
 from flashwright.kernels.registry import rejection_reason
 from flashwright.problem.dtypes import DType
+from flashwright.workbench.bench.claims import ClaimResults
 from flashwright.workbench.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
 from flashwright.workbench.bench.results import BenchResult
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.ladder import Ladder
 
 from .blocks import Renderer
+from .claims import claim_table, claims_summary
 from .kernel_facts import ARCH, KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
 from .markdown import table
@@ -68,6 +70,8 @@ class Inputs:
     hopper_ladder: Ladder
     ampere_grids: Mapping[str, AmpereGrid]
     """By element type."""
+    claims: ClaimResults | None
+    """None until they have been measured."""
 
 
 def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
@@ -91,6 +95,8 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "ladder-table": lambda _: ladder_table(inputs.ladder),
         "hopper-ladder-table": lambda _: ladder_table(inputs.hopper_ladder),
         "ampere-table": lambda dtype: ampere_table(inputs.ampere_grids[dtype]),
+        "claims": lambda _: claims_summary(inputs.claims),
+        "claim": partial(claim_table, inputs.claims),
     }
     if knob is None:
         return of_any
@@ -99,6 +105,7 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "ladder": lambda _: _rung(inputs.ladder, knob),
         "compiled": lambda _: _compiled(inputs.facts, knob),
         "simulated": lambda columns: _simulated(inputs.facts, knob, columns),
+        "order": lambda _: _order(inputs.facts, knob),
         "measured": lambda _: _measured(inputs.effects, knob),
         "command": lambda base: _command(knob, base),
     }
@@ -145,6 +152,26 @@ def _simulated(facts: FactsFile, knob: str, columns: str) -> str:
     return f"{table(['kernel', f'`{knob}`', *names], rows, 2)}\n\n{note}"
 
 
+def _order(facts: FactsFile, knob: str) -> str:
+    """Of each value: PTX, and machine code for two architectures, assembled at the config's level and at the other."""
+    rows = []
+    for value in values_of(knob):
+        if value.config is None:
+            continue
+        for found in facts.orders_of(value.config):
+            if knob in found.code:
+                continue  # the knob's other value has rows of its own
+            kept = " (that of PTX)" if found.is_that_of_ptx and found.code != "PTX" else ""
+            rows.append([*_value_cells(value), found.code, str(found.runs), f"{found.text}{kept}", found.distances])
+    header = ["kernel", f"`{knob}`", "code", "runs", "loads and products of one KV step", "load to first use"]
+    note = (
+        f"NVRTC {facts.nvrtc}. The loop's body as it stands in the code; LDSM and HMMA are the machine's `ldmatrix` "
+        "and `mma`. Distances are medians, in brackets the least and the most. With `assembler_reorders` on, the code "
+        "is assembled at `-O3`, with it off at `-O1`."
+    )
+    return f"{table(header, rows, len(header))}\n\n{note}"
+
+
 def _measured(effects: KnobEffects | None, knob: str) -> str:
     if effects is None:
         return f"Not measured yet. On a GPU: `{MEASURED_BY}`, then `make docs`."
@@ -160,7 +187,7 @@ def _measured(effects: KnobEffects | None, knob: str) -> str:
 def _effect_cells(found: Effect | str | None) -> list[str]:
     if isinstance(found, Effect):
         return [f"{found.tflops:.0f}", _ratio(found.times_base), _ratio(found.times_peer)]
-    return [f"failed: {found}" if found else "–", "–", "–"]
+    return [f"failed: {found}" if found else "not measured yet", "–", "–"]
 
 
 def _ratio(ratio: float | None) -> str:
@@ -269,14 +296,16 @@ def _turned(effects: KnobEffects | None, base: Base, knob: str) -> str:
     for value in values_of(knob, only=base.name):
         if value.is_own:
             continue
-        found = None if value.config is None else effect(effects, base, value.config, LENGTHS[-1])
-        described.append(f"{value.value}: {_summary(found)}")
+        if value.config is None:
+            described.append(f"{value.value}: no kernel")
+            continue
+        described.append(f"{value.value}: {_summary(effect(effects, base, value.config, LENGTHS[-1]))}")
     return "; ".join(described)
 
 
 def _summary(found: Effect | str | None) -> str:
     if not isinstance(found, Effect):
-        return "failed" if found else "no kernel"
+        return "failed" if found else "not measured yet"
     if found.times_base is None:
         return f"({_ratio(found.times_peer)} × FA-2)"
     return f"{found.times_base:.2f}"

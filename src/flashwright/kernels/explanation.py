@@ -182,11 +182,12 @@ class TimelineTexts:
     """What a page says around the timelines."""
 
     introduction: str = (
-        "The instructions that one warp really executed, in order, over two steps in the middle of the loop."
+        "The PTX that one warp executed on the simulated GPU, in order, over two steps in the middle of the loop."
     )
     caption: str = (
         "Each mark is a run of consecutive instructions of one kind; the numbers beside the lanes count them. "
-        "Positions are counts of instructions, not time. They are PTX, in the order the compiler wrote it."
+        "Positions are counts of instructions, not time. They are PTX, in the order the compiler wrote it; the "
+        "assembler orders machine code its own way."
     )
     nothing_to_hide_behind: str = "nothing to hide behind"
     """After "is under way for 12 instructions, with"."""
@@ -229,6 +230,8 @@ class Explanation:
     """The most that a thread which computes can have; None: what the architecture gives to any."""
     reallocations: Callable[[Any], tuple[Reallocation, ...]] = lambda config: ()
     """What warps have after launch, where that changes."""
+    assembler_knobs: tuple[str, ...] = ()
+    """Switches that change what the assembler makes of the same PTX; machine code is shown with both values."""
     buffering: Callable[[Any], tuple[Buffering, ...]] = lambda config: ()
     """Per operand of the two products, whether it is double-buffered in registers."""
     steps_before_loop: Callable[[Any], int] = lambda config: 0

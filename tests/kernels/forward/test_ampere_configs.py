@@ -67,6 +67,7 @@ def configs(draw: st.DrawFn) -> FlashForwardKernelConfig:
         static_row_stride=draw(st.just(0) | st.integers(d_head // 8, 4096).map(lambda n: 8 * n)),
         mma_row_sum=draw(flag),
         assembler_reorders=draw(flag),
+        keep_order=draw(flag),
     )
 
 
@@ -140,6 +141,7 @@ def test_the_thirteen_seed_fields_come_first_and_the_later_ones_default_to_zero(
         ({"streaming_stores": True}, "streaming"),
         ({"mma_row_sum": True}, "mma_sum"),
         ({"assembler_reorders": True}, "reorder"),
+        ({"keep_order": True}, "keep_order"),
         ({"static_row_stride": 256}, "stride_256"),
     ],
 )

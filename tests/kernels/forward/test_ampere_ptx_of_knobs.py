@@ -7,7 +7,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import pytest
@@ -240,6 +240,7 @@ CHANGES = {
     "mma_row_sum": True,
     "two_kv_stages": True,
     "lazy_rescale": True,
+    "keep_order": True,
 }
 
 
@@ -393,6 +394,19 @@ def test_lazy_rescaling_puts_the_products_with_O_behind_a_vote(compiled):
     skipped = ops[ops.index("vote.sync.any.pred") :]
     skipped = skipped[skipped.index("bra") if "bra" in skipped else 0 :][: 2 * rescaling + 16]
     assert sum(op == "mul.f32" for op in skipped) >= rescaling
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"mma_double_buffer_loads": True}, {"Q_mma_load_K_tiles": 0, "K_mma_load_K_tiles": 0}]
+)
+def test_keeping_the_order_fences_every_change_between_loads_and_products(compiled, changes):
+    """And adds nothing else."""
+    free, kept = compiled(BASE, **changes), compiled(BASE, keep_order=True, **changes)
+    assert count(free, "pmevent") == 0
+    assert runs(events(kept)) == runs(events(free))
+    found = [("fence" if op.startswith("pmevent") else "load" if op.startswith("ldmatrix") else "mma")
+             for op in opcodes(kept) if op.startswith(("pmevent", "ldmatrix", "mma"))]  # fmt: skip
+    assert not {("load", "mma"), ("mma", "load")} & set(pairwise(found))
 
 
 def test_reversing_the_kv_order_does_the_same_work_from_other_addresses(compiled):

@@ -40,6 +40,7 @@ SAMPLE = [
             "(FP16, 64, 64, 64, 4): load_0_0_0_tiles",
             "(BF16, 128, 128, 32, 8): eager+swizzled+load_4_4_2_tiles",
             "(BF16, 64, 64, 64, 4): async+swizzled+load_2_2_2_tiles+buffer+opt_softmax+streaming+stride_64",
+            "(BF16, 64, 128, 64, 4): async+eager+swizzled+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+lazy+keep_order",
         ),
     ),
 ]

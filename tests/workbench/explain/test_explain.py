@@ -117,9 +117,11 @@ def test_without_the_flag_the_reason_is_the_flag():
     assert "mma_double_buffer_loads is off" in reason
 
 
-def test_the_reason_warns_where_the_assembler_orders_loads_its_own_way():
-    reasons = {b.operand: b.reason for b in ampere.buffering(config_of(WIDE + "+reorder"))}
-    assert "assembler_reorders" in reasons["K"] and "assembler_reorders" not in reasons["Q"]
+@pytest.mark.parametrize(("options", "warned"), [("", True), ("+reorder", True), ("+reorder+keep_order", False)])
+def test_the_reason_warns_where_the_assembler_orders_loads_its_own_way(options, warned):
+    reasons = {b.operand: b.reason for b in ampere.buffering(config_of(WIDE + options))}
+    assert ("its own way" in reasons["K"]) == warned
+    assert "its own way" not in reasons["Q"]
 
 
 def test_every_knob_is_put_into_words():
@@ -297,6 +299,7 @@ def test_json_holds_every_fact(flashwright):
         "occupancy",
         "buffering",
         "loop",
+        "orders",
         "simulation",
         "simulation_problem",
         "matrix_loads",

@@ -109,9 +109,9 @@ DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Scores &scores, i
     float S[shape::row_tiles][cfg::B_c / mma_columns][accumulator_values] = {};
     SharedOperand<KFragments, cfg::B_c, Role::B> K(kv.K_block(step), lane);
     if constexpr (shape::K_entire_block)
-        K.load_entire_block(); // @product S
+        K.load_entire_block<cfg::keep_order>(); // @product S
     constexpr Place Q_place = place(shape::Q_entire_block), K_place = place(shape::K_entire_block);
-    matmul<cfg::dtype, Q_place, K_place, shape::QK_double_buffer>(warp.Q, K, S); // @product S
+    matmul<cfg::dtype, Q_place, K_place, shape::QK_double_buffer, cfg::keep_order>(warp.Q, K, S); // @product S
 
     if constexpr (!cfg::two_kv_stages) {
         if constexpr (!cfg::eager_load_blocks)
@@ -131,9 +131,9 @@ DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Scores &scores, i
         warp.softmax.add_row_sums(P); // @phase softmax
     SharedOperand<VFragments, cfg::B_c, Role::B_transposed> V(kv.V_block(step), lane);
     if constexpr (shape::V_entire_block)
-        V.load_entire_block(); // @product O
+        V.load_entire_block<cfg::keep_order>(); // @product O
     constexpr Place V_place = place(shape::V_entire_block);
-    matmul<cfg::dtype, Place::registers, V_place, shape::PV_double_buffer>(P, V, warp.O); // @product O
+    matmul<cfg::dtype, Place::registers, V_place, shape::PV_double_buffer, cfg::keep_order>(P, V, warp.O); // @product O
 
     if (!cfg::eager_load_blocks && !last)
         kv.start_K_copy<complete>(step + 1, thread);

@@ -2,6 +2,7 @@
 #pragma once
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/order.cuh"
 #include "tile/layout.cuh"
 
 // An operand in registers: 16×16 blocks, `steps_per_tile` along K by `outer_blocks` across, in `buffers` tiles.
@@ -48,7 +49,9 @@ template <class Fragments_, int rows, Role role> struct SharedOperand : Fragment
             }
     }
 
-    DEVICE void load_entire_block() {
+    template <bool keep_order = false> DEVICE void load_entire_block() {
+        if constexpr (keep_order)
+            keep_order_here();
 #pragma unroll
         for (int tile = 0; tile < Fragments_::tiles; ++tile)
             load_tile(tile);
@@ -70,11 +73,13 @@ DEVICE void multiply_tile(A &a, B &b, float (&c)[row_tiles][column_tiles][4], in
 enum class Place { registers, shared };
 
 // C += A·B. Operands in shared memory are loaded tile by tile; with a double buffer, tile t+1 is on its way while
-// tile t is multiplied.
-template <DType dtype, Place A_place, Place B_place, bool double_buffer, class A, class B, int row_tiles,
-          int column_tiles>
+// tile t is multiplied. The assembler may mix the loads and the products of all tiles, unless `keep_order`.
+template <DType dtype, Place A_place, Place B_place, bool double_buffer, bool keep_order, class A, class B,
+          int row_tiles, int column_tiles>
 DEVICE void matmul(A &a, B &b, float (&c)[row_tiles][column_tiles][4]) {
     auto load = [&](int tile) {
+        if constexpr (keep_order && (A_place == Place::shared || B_place == Place::shared))
+            keep_order_here();
         if constexpr (A_place == Place::shared)
             a.load_tile(tile);
         if constexpr (B_place == Place::shared)
@@ -90,6 +95,10 @@ DEVICE void matmul(A &a, B &b, float (&c)[row_tiles][column_tiles][4]) {
         } else {
             load(tile);
         }
+        if constexpr (keep_order)
+            keep_order_here();
         multiply_tile<dtype>(a, b, c, tile);
     }
+    if constexpr (keep_order)
+        keep_order_here();
 }

@@ -90,7 +90,7 @@ class KnobEffects:
 
 
 def early_config() -> FlashForwardKernelConfig:
-    """The ladder's sixth rung as the filter prefers it: Q held in registers, loads in the order of the kernel."""
+    """The ladder's sixth rung as the filter prefers it: Q held in registers, no double buffering."""
     return parse_kernel_name_into_config("(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax")
 
 

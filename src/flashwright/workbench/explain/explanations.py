@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashwright.kernels.explanation import Explanation, SharedMap
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of, tile_shapes
+from flashwright.workbench.explain.instruction_kinds import Kind
 
 
 def explanation_of(config: KernelConfig) -> Explanation:
@@ -13,6 +14,12 @@ def explanation_of(config: KernelConfig) -> Explanation:
     if family.explanation is None:
         raise ValueError(f"the {family.name} family has no explanation of its configs")
     return family.explanation
+
+
+def loop_kinds_of(config: KernelConfig) -> list[Kind]:
+    """What the loop has in it whose instructions are counted."""
+    counted = explanation_of(config).warps(config)[0]
+    return [Kind[name] for name in counted.loop_kinds]
 
 
 def shared_map_of(config: KernelConfig) -> SharedMap:

@@ -20,6 +20,7 @@ from flashwright.kernels.explanation import (
     SharedMap,
 )
 from flashwright.workbench.explain.loop import InstructionMix
+from flashwright.workbench.explain.order import CodeOrder
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Two KV steps as one warp executed them. Indices count instructions from the start of the first step."""
+    """Two KV steps as one warp executed their PTX. Indices count instructions from the start of the first step."""
 
     step_starts: tuple[int, ...]
     """And, last, where the second step ends."""
@@ -272,6 +273,8 @@ class ConfigFacts:
     occupancy: Occupancy
     buffering: tuple[Buffering, ...]
     loop: KVLoop
+    orders: tuple[CodeOrder, ...]
+    """Of loads and products in the loop: of PTX, then of machine code; none where nothing is loaded by `ldmatrix`."""
     simulation: Simulation | None
     simulation_problem: str | None
     matrix_loads: tuple[MatrixLoad, ...]
@@ -293,6 +296,8 @@ class ConfigFacts:
         document["registers"]["planned"] = self.registers.planned
         for phase, values in zip(self.registers.phases, document["registers"]["phases"], strict=True):
             values["total"] = phase.total
+        for found, values in zip(self.orders, document["orders"], strict=True):
+            values["order"]["runs"] = [asdict(run) for run in found.order.runs]
         if self.simulation is not None:
             document["simulation"]["step"]["bank_conflicts"] = self.simulation.step.bank_conflicts
         return document

@@ -14,10 +14,11 @@ from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.registry import as_config, family_of, rejection_reason, search_space_of, tile_shapes
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.explain.code_orders import code_orders, order_architectures
 from flashwright.workbench.explain.core_matrices import core_matrix_facts
 from flashwright.workbench.explain.disassembly import DisassemblyError, disassemble
 from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution, execute, simulation_facts, step_counts
-from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
+from flashwright.workbench.explain.explanations import explanation_of, loop_kinds_of, shared_map_of
 from flashwright.workbench.explain.facts import (
     ConfigFacts,
     Effects,
@@ -28,7 +29,6 @@ from flashwright.workbench.explain.facts import (
     UnbuiltFacts,
     Verdict,
 )
-from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.loop import ptx_loop, ptx_mix, sass_loop, sass_mix
 from flashwright.workbench.explain.matrix_load import matrix_load_facts
 from flashwright.workbench.explain.measured import measured_effects
@@ -50,7 +50,8 @@ def explain_config(
     """All the facts about a config, which may be given by its short form.
 
     Raises `ValueError` at once for one that no kernel can be built from.
-    `turning` names the knobs whose neighbours are compiled and simulated too; by default, all.
+    `turning` names the knobs whose neighbours are compiled and simulated too, and, of those that only the assembler
+    sees, the ones whose other value's machine code is shown; by default, all.
     """
     known: KernelConfig = as_config(config)
     tile_shapes(known)
@@ -108,6 +109,7 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         occupancy=occupancy(kernel, arch),
         buffering=of_config.buffering(config),
         loop=loop_facts(kernel),
+        orders=code_orders(kernel, order_architectures(config, arch), knobs_to_turn),
         simulation=simulation_facts(own, shared) if own else None,
         simulation_problem=_why_it_cannot_run(kernel),
         matrix_loads=tuple(load for each in drawn for load in _matrix_loads(each, executions.get(each))),
@@ -170,8 +172,7 @@ def _matrix_loads(config: KernelConfig, execution: Execution | None) -> tuple[Ma
 
 
 def loop_facts(kernel: Kernel[Any]) -> KVLoop:
-    counted = explanation_of(kernel.config).warps(kernel.config)[0]
-    kinds = [Kind[name] for name in counted.loop_kinds]
+    kinds = loop_kinds_of(kernel.config)
     ptx = ptx_mix(ptx_loop(kernel.ptx, kernel.name, kinds))
     try:
         sass, problem = sass_mix(sass_loop(disassemble(kernel.cubin), kinds)), None

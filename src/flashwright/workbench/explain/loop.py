@@ -14,19 +14,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from flashwright.simulator.ptx.parser import parse
-from flashwright.simulator.ptx.syntax import Function, Instruction, Label, Symbol
+from flashwright.simulator.ptx.syntax import Function, Instruction, Label, Operand, Register, Symbol, Vector
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx, kind_of_sass
 
 
 @dataclass(frozen=True)
 class CodeLine:
-    """One instruction of a straight listing, with all that control flow needs."""
+    """One instruction of a straight listing, with what control flow and the order of loads and products need."""
 
     line: int
     opcode: str
     target: int | None = None
     """Index of the instruction it may jump to."""
     falls_through: bool = True
+    operands: tuple[tuple[str, ...], ...] = ()
+    """The registers that each operand names."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,18 @@ def ptx_listing(ptx: str, kernel: str) -> list[CodeLine]:
         if instruction.root == "bra" and isinstance(instruction.operands[0], Symbol):
             target = labels[instruction.operands[0].name]
         ends = instruction.root in ("ret", "exit") or target is not None
-        lines.append(
-            CodeLine(instruction.ptx_line, instruction.opcode, target, not ends or instruction.guard is not None)
-        )
+        falls_through = not ends or instruction.guard is not None
+        operands = tuple(_registers_of(operand) for operand in instruction.operands)
+        lines.append(CodeLine(instruction.ptx_line, instruction.opcode, target, falls_through, operands))
     return lines
+
+
+def _registers_of(operand: Operand) -> tuple[str, ...]:
+    if isinstance(operand, Register):
+        return (operand.name,)
+    if isinstance(operand, Vector):
+        return tuple(name for element in operand.elements for name in _registers_of(element))
+    return ()
 
 
 def _flatten(function: Function) -> tuple[list[Instruction], dict[str, int]]:
@@ -98,6 +108,7 @@ _SASS_LABEL = re.compile(r"^(\.L\S+?):")
 _SASS_INSTRUCTION = re.compile(
     r"^\s*/\*[0-9a-f]+\*/\s+(?P<guard>@!?U?P[T\d]+\s+)?(?P<opcode>[A-Z][\w.]*)(?P<operands>[^;]*);"
 )
+_SASS_REGISTER = re.compile(r"\bR(?:\d+|Z)\b")
 _SASS_TARGET = re.compile(r"`\((\.L\S+?)\)")
 
 
@@ -121,7 +132,9 @@ def sass_listing(text: str) -> list[CodeLine]:
         ends = jumps or opcode.startswith(("EXIT", "RET"))
         # Besides a guard, a branch may name its condition among its operands, or in its own name (`BRA.DIV`).
         conditional = match["guard"] is not None or "." in opcode or re.match(r"\s*!?U?P\d", operands) is not None
-        lines.append(CodeLine(number, opcode, labels.get(label[1]) if label else None, not ends or conditional))
+        target = labels.get(label[1]) if label else None
+        registers = tuple(tuple(_SASS_REGISTER.findall(operand)) for operand in operands.split(","))
+        lines.append(CodeLine(number, opcode, target, not ends or conditional, registers))
     return lines
 
 

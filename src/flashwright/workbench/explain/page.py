@@ -14,6 +14,7 @@ from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour,
 from flashwright.workbench.explain.instruction_pages import banks, product, product_title
 from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.markup import document, figure, note, number, numbers, paragraph, row, section, table
+from flashwright.workbench.explain.pictures.order import order_picture
 from flashwright.workbench.explain.pictures.registers import registers_picture
 from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
 from flashwright.workbench.explain.pictures.timeline import timeline_picture
@@ -46,6 +47,7 @@ def config_page(facts: ConfigFacts) -> str:
         "registers": ("Registers", _registers(facts, tables["registers"], tables["buffering"])),
         "occupancy": (f"Occupancy on {facts.arch}", _occupancy(facts, tables["occupancy"])),
         "loop": ("Instructions of the KV loop", _loop(facts)),
+        "order": (tables["order"].title, _facts_table(tables["order"]) if facts.orders else ""),
         "simulation": ("One KV step of one warp", _simulation(tables["simulation"])),
         "mma": (product_title(own.product), product(facts, config, own.product)),
         "shapes": ("Derived tile shapes", _facts_table(tables["shapes"])),
@@ -88,6 +90,7 @@ def comparison_page(comparison: Comparison) -> str:
     first, second = comparison.facts
     timelines = "".join(
         f"<h3><code>{escape(facts.config)}</code></h3>{_timeline_figures(facts, f'timeline-{index}')}"
+        f"{_order_figure(facts, f'order-{index}')}"
         for index, facts in enumerate(comparison.facts)
         if facts.timelines
     )
@@ -172,6 +175,7 @@ def _timeline(facts: ConfigFacts, texts: TimelineTexts) -> str:
         paragraph(texts.introduction)
         + paragraph(" ".join(_overlap(facts, texts)))
         + _timeline_figures(facts, "timeline", texts.caption)
+        + _order_figure(facts, "order")
     )
 
 
@@ -185,6 +189,17 @@ def _timeline_figures(facts: ConfigFacts, name: str, caption: str = "") -> str:
         + figure(timeline_picture(timeline, f"{name}-warp-{index}"), caption if timeline is last else "")
         for index, timeline in enumerate(facts.timelines)
     )
+
+
+def _order_figure(facts: ConfigFacts, name: str) -> str:
+    if not facts.orders:
+        return ""
+    machine_code = "" if len(facts.orders) > 1 else f" No machine code is shown: {facts.loop.sass_problem}."
+    caption = (
+        "Where loads and products stand in the loop's body, counted once as it stands in the code. The simulator "
+        f"executes the PTX, a GPU the machine code.{machine_code}"
+    )
+    return figure(order_picture([(found.code, found.order) for found in facts.orders], name), caption)
 
 
 def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:

@@ -17,6 +17,7 @@ from flashwright.workbench.explain.facts import (
     Verdict,
 )
 from flashwright.workbench.explain.loop import InstructionMix
+from flashwright.workbench.explain.order import distances_text, runs_text
 
 Value = str | int | float
 
@@ -60,6 +61,7 @@ def sections(facts: ConfigFacts) -> tuple[Section, ...]:
             tuple(_machine_code(facts.loop)),
             facts.loop.sass_problem or "",
         ),
+        Section("order", "Loads and products of the KV loop, in order", tuple(_orders(facts)), _about_orders(facts)),
         Section(
             "simulation",
             "One KV step of one warp, simulated",
@@ -193,6 +195,35 @@ def serialisation(loop: KVLoop) -> str:
             "The assembler has serialised the products: each waits for the one before, and they overlap with nothing."
         )
     return "The assembler has not serialised the products: they run on while the warp does other things."
+
+
+MOST_PARTS_SHOWN = 8
+"""Of an order in a table: machine code may have a hundred runs."""
+
+
+def _orders(facts: ConfigFacts) -> Iterator[Row]:
+    for found in facts.orders:
+        runs, kept = len(found.order.runs), found.order.runs == facts.orders[0].order.runs
+        order = "; the order of the PTX" if found.is_machine_code and kept else ""
+        yield Row(
+            f"{found.code}: runs",
+            runs,
+            f"{runs_text(found, MOST_PARTS_SHOWN)}{order}. Load to first use: {distances_text(found)}",
+        )
+
+
+def _about_orders(facts: ConfigFacts) -> str:
+    """What is kept of the order in the source: said where the two can be compared."""
+    by_code = {found.code: found.order.runs for found in facts.orders}
+    if facts.arch not in by_code:
+        return (facts.loop.sass_problem or "") if facts.orders else ""
+    in_ptx, own = by_code["PTX"], by_code[facts.arch]
+    if in_ptx == own:
+        return f"The machine code for {facts.arch} has the order of the PTX."
+    return (
+        f"The assembler orders loads and products its own way: {len(own)} runs in the machine code for {facts.arch} "
+        f"against {len(in_ptx)} in PTX. Medians of the distances, in brackets the least and the most."
+    )
 
 
 def _simulation(facts: ConfigFacts) -> Iterator[Row]:

@@ -59,11 +59,13 @@ class FlashForwardKernelConfig:
     mma_row_sum: bool = False
     """Sum the exponentials on the tensor cores, as P times a column of ones, not by additions in fp32."""
     assembler_reorders: bool = False
-    """Let the assembler schedule loads and products as it sees fit; otherwise it keeps the kernel's order."""
+    """Assemble at `-O3` instead of `-O1`. Both schedule loads and products their own way; see `keep_order`."""
     two_kv_stages: bool = False
     """Two K and two V blocks in shared memory: both of the next step are copied while this one is computed."""
     lazy_rescale: bool = False
     """Rescale O only when a row's maximum has grown by more than 2^8 in the exponential."""
+    keep_order: bool = False
+    """Hold the assembler to the kernel's order of loads and products."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -139,5 +141,6 @@ _OPTIONS_AFTER_TILES = {
     "reorder": "assembler_reorders",
     "two_stages": "two_kv_stages",
     "lazy": "lazy_rescale",
+    "keep_order": "keep_order",
 }
 OPTION_FIELDS = _OPTIONS_BEFORE_TILES | _OPTIONS_AFTER_TILES

@@ -64,8 +64,8 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "the exponentials are summed by fp32 additions",
     ),
     "assembler_reorders": (
-        "the assembler orders loads and products as it sees fit (-O3), regardless of the load tiles",
-        "the assembler keeps the kernel's order (-O1), so that load tiles and double buffering reach the machine",
+        "assembled at -O3: load tiles and double buffering hardly change how loads and products are mixed",
+        "assembled at -O1: loads and products are mixed too, by other rules, and keep_order alone prevents that",
     ),
     "two_kv_stages": (
         "two K and two V blocks in shared memory: the next step's are copied during this one, with one barrier a step",
@@ -74,6 +74,11 @@ _SWITCHES: dict[str, tuple[str, str]] = {
     "lazy_rescale": (
         "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential",
         "O is rescaled in every step",
+    ),
+    "keep_order": (
+        "between loads and products stands an instruction (pmevent) that the assembler moves nothing across: machine "
+        "code has the kernel's order",
+        "the assembler may move loads and products past each other",
     ),
 }
 _THROUGH_REGISTERS = {
@@ -179,9 +184,7 @@ def _why(config: FlashForwardKernelConfig, operand: str, whole_block: bool, gemm
         loaded = "once, before the loop," if operand == "Q" else "before the product"
         effect = "; mma_double_buffer_loads has no effect on it" if flag else ""
         return f"{operand}_mma_load_K_tiles = 0: the whole block is loaded {loaded} and no next tile is left{effect}"
-    order = (
-        "; but assembler_reorders is on, and the assembler orders them its own way" if config.assembler_reorders else ""
-    )
+    order = "" if config.keep_order else "; in PTX: without keep_order, the assembler orders them its own way"
     if not flag:
         return f"mma_double_buffer_loads is off: each of {gemm.tiles} tiles is loaded, then multiplied{order}"
     return f"two buffers: tile t+1 of {gemm.tiles} is loaded while tile t is multiplied{order}"
@@ -249,14 +252,14 @@ def banks(config: FlashForwardKernelConfig) -> ExecutedLoads:
 
 TIMELINE = TimelineTexts(
     introduction=(
-        "The instructions that one warp really executed, in order, over two steps in the middle of the loop. "
+        "The PTX that one warp executed on the simulated GPU, in order, over two steps in the middle of the loop. "
         "A bar above says which block is on its way: framed while its copy is being started, plain until the wait "
         "that makes it arrive."
     ),
     caption=(
         "Each mark is a run of consecutive instructions of one kind; the numbers beside the lanes count them. "
-        "Positions are counts of instructions, not time. They are PTX, in the order the compiler wrote it; the "
-        "assembler keeps that order unless assembler_reorders is on."
+        "Positions are counts of instructions, not time. They are PTX, in the order the compiler wrote it. "
+        "The order of loads and products in machine code, which a GPU executes, is below."
     ),
     nothing_to_hide_behind="nothing to hide behind: the warp waits for it at once",
 )
@@ -270,6 +273,7 @@ EXPLANATION = Explanation(
     estimate=estimate,
     shared_map=shared_map,
     work_per_step=work_per_step,
+    assembler_knobs=("assembler_reorders",),
     buffering=buffering,
     steps_before_loop=steps_before_loop,
     row_stride=row_stride,

@@ -273,16 +273,16 @@ def banks(config: HopperForwardKernelConfig) -> CoreMatrices:
 
 TIMELINE = TimelineTexts(
     introduction=(
-        "The instructions that the first warp of each consumer warpgroup and the producer really executed, in order, "
-        "over two steps in the middle of the loop. A bar above a consumer says which product is under way: framed "
-        "while it is being issued and committed, plain until the wait for it. A bar above the producer says which "
-        "block has a stage: from the start of its copy until all consumers have read it and the producer finds the "
-        "stage empty."
+        "The PTX that the first warp of each consumer warpgroup and the producer executed on the simulated GPU, in "
+        "order, over two steps in the middle of the loop. A bar above a consumer says which product is under way: "
+        "framed while it is being issued and committed, plain until the wait for it. A bar above the producer says "
+        "which block has a stage: from the start of its copy until all consumers have read it and the producer finds "
+        "the stage empty."
     ),
     caption=(
         "Each mark is a run of consecutive instructions of one kind; the numbers beside the lanes count them. "
         "Positions are counts of a warp's own instructions, not time: pictures of different warps are not on one "
-        "clock. They are PTX, in the order the compiler wrote it."
+        "clock. They are PTX, in the order the compiler wrote it; the assembler orders machine code its own way."
     ),
     nothing_to_hide_behind="no softmax of its own warpgroup to hide behind",
 )

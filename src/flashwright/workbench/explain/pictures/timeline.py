@@ -117,7 +117,7 @@ def timeline_picture(timeline: Timeline, name: str = "timeline") -> str:
         name,
         WIDTH,
         bottom + 44,
-        f"KV steps {timeline.first_step} and {timeline.first_step + 1} as {timeline.warp} executed them",
+        f"KV steps {timeline.first_step} and {timeline.first_step + 1} of the PTX, as {timeline.warp} executed them",
         _description(timeline),
         parts,
     )
@@ -217,5 +217,5 @@ def _axis(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
         x = _x(tick, scale)
         yield line(x, bottom + 4, x, bottom + 9, "axis")
         yield text(tick, x, bottom + 22, "label", "middle")
-    yield text("executed instructions of the warp, from the start of the step", LEFT, bottom + 40, "label")
+    yield text("executed PTX instructions of the warp, from the start of the step", LEFT, bottom + 40, "label")
     yield text("instructions", LEFT - 10, bottom + 22, "label count", "end")
