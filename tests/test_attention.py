@@ -232,6 +232,23 @@ def test_a_kernel_named_for_cpu_tensors_runs_on_the_simulator(monkeypatch):
 # --- What is refused -------------------------------------------------------------------------------------------------
 
 
+def test_a_row_invariant_prefill_in_chunks_of_any_length_is_the_whole_one():
+    """Short chunks would use another config."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 130, 64, generator=generator).half() for _ in range(3))
+    q[:, :, ::3] *= 10
+    whole = attention(q, k, v, causal=True, row_invariant=True)
+    for begin, end in ((0, 3), (3, 67), (67, 130)):
+        part = attention(q[:, :, begin:end], k[:, :, :end], v[:, :, :end], causal=True, row_invariant=True)
+        assert torch.equal(part, whole[:, :, begin:end])
+
+
+def test_pytorchs_own_products_are_not_row_invariant():
+    q = torch.zeros(1, 1, 2, 64, dtype=torch.float16)
+    with pytest.raises(ValueError, match="row_invariant: backend='reference' uses PyTorch's products"):
+        attention(q, q, q, backend="reference", row_invariant=True)
+
+
 @pytest.mark.parametrize(
     ("options", "what_is_said"),
     [

@@ -37,6 +37,7 @@ def attention(
     family: str | None = None,
     config: KernelConfig | str | None = None,
     backend: str | None = None,
+    row_invariant: bool = False,
 ) -> Any:
     """softmax(q·kᵀ·scale)·v, without ever holding the scores in memory.
 
@@ -53,7 +54,10 @@ def attention(
     - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel.
     - `backend`: "gpu" (for CUDA tensors), "reference" (plain PyTorch; for all others), or "simulator" (the kernel
       itself, on CPU tensors or NumPy arrays; no gradients). Chosen by the tensors' device unless given; CPU tensors
-      with a `config` or a `family` run on the simulator.
+      with a `config`, a `family` or `row_invariant` run on the simulator.
+    - `row_invariant`: a row's output and log-sum-exp depend, bit by bit, on its own query, the keys and values it
+      attends to and the arguments alone: not on other rows, the batch, the chunk of a prefill that the row is in, or
+      padding. Without it they do so among calls that use the same config. The same call gives the same bits always.
 
     Rows with no key to attend to are 0, and their log-sum-exp is -inf. Gradients flow to q, k and v, from the
     log-sum-exp too.
@@ -64,11 +68,13 @@ def attention(
         # All that a kind of call depends on. Tensors elsewhere have other device indices, and fail when it is made.
         request = (
             q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(),
-            causal, window, scale, softcap, return_lse, family, config, backend,
+            causal, window, scale, softcap, return_lse, family, config, backend, row_invariant,
         )  # fmt: skip
         kind = _kinds.get(request)
         if kind is None and backend in (None, "gpu"):
-            kind = _kinds[request] = _new_kind(q, k, v, causal, window, scale, softcap, return_lse, family, config)
+            kind = _kinds[request] = _new_kind(
+                q, k, v, causal, window, scale, softcap, return_lse, family, config, row_invariant
+            )
         if kind is not None:
             out = kind.torch.empty_like(q)
             layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
@@ -79,11 +85,13 @@ def attention(
                 out, lse = arrangement.run(q, k, v, out)
                 return (out, lse) if return_lse else out
 
-    backend = _checked_backend(q, k, v, backend, named_kernel=config is not None or family is not None)
+    backend = _checked_backend(
+        q, k, v, backend, named_kernel=config is not None or family is not None, row_invariant=row_invariant
+    )
     options = AttentionOptions.of(causal, window, scale, softcap)
     if family is not None:
         family_named(family)
-    out, lse = _run(q, k, v, backend, options, return_lse, family, config)
+    out, lse = _run(q, k, v, backend, options, return_lse, family, config, row_invariant)
     return (out, lse) if return_lse else out
 
 
@@ -140,17 +148,20 @@ def _run(
     return_lse: bool,
     family: str | None,
     config: KernelConfig | str | None,
+    row_invariant: bool,
 ) -> tuple[Any, Any]:
     if backend == "simulator":
-        return run_on_simulator(q, k, v, options, with_lse=return_lse, config=config, family=family)
+        return run_on_simulator(
+            q, k, v, options, with_lse=return_lse, config=config, family=family, row_invariant=row_invariant
+        )
     if backend == "reference":
         from flashwright.runtime.reference import attention_reference
 
         return attention_reference(q, k, v, options=options)
     from flashwright.operators import torch_ops
 
-    if family is not None and config is None and not is_empty(q.shape, k.shape):
-        config = config_chosen_for(q, k, options, family)
+    if (family is not None or row_invariant) and config is None and not is_empty(q.shape, k.shape):
+        config = config_chosen_for(q, k, options, family, row_invariant=row_invariant)
     name = "" if config is None else config if isinstance(config, str) else config.short_form()
     return torch_ops.forward(q, k, v, torch_ops.Request(options, return_lse, name))
 
@@ -172,6 +183,7 @@ def _new_kind(
     return_lse: bool,
     family: str | None,
     config: KernelConfig | str | None,
+    row_invariant: bool,
 ) -> CallKind:
     check_tensors(q, k, v)
     check_kernel_dtype(q)
@@ -180,7 +192,7 @@ def _new_kind(
     if len(_kinds) >= CallKind.MOST_ARRANGEMENTS:
         _kinds.clear()
     options = AttentionOptions.of(causal, window, scale, softcap)
-    return call_kind(options, DType.parse(str(q.dtype)), q.device.index, return_lse, config, family)
+    return call_kind(options, DType.parse(str(q.dtype)), q.device.index, return_lse, config, family, row_invariant)
 
 
 def forget_kinds() -> None:
@@ -192,7 +204,7 @@ def forget_kinds() -> None:
 # --- Checks --------------------------------------------------------------------------------------------------------
 
 
-def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kernel: bool) -> str:
+def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kernel: bool, row_invariant: bool) -> str:
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend: {backend!r} is not known; allowed: {', '.join(map(repr, BACKENDS))}")
     if isinstance(q, np.ndarray):
@@ -201,7 +213,7 @@ def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kerne
     check_tensors(q, k, v)
     check_shapes(q.shape, k.shape, v.shape)
     if backend is None:
-        on_simulator = named_kernel and q.device.type == "cpu"
+        on_simulator = (named_kernel or row_invariant) and q.device.type == "cpu"
         backend = "gpu" if q.is_cuda else "simulator" if on_simulator else "reference"
     elif backend == "gpu" and not q.is_cuda:
         raise ValueError(f"backend: 'gpu' needs CUDA tensors, but q is on {q.device}")
@@ -209,6 +221,8 @@ def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kerne
         raise ValueError(f"backend: 'simulator' needs CPU tensors or NumPy arrays, but q is on {q.device}")
     elif backend == "reference" and named_kernel:
         raise ValueError("config and family name a kernel, which backend='reference' does not run; leave them out")
+    elif backend == "reference" and row_invariant:
+        raise ValueError("row_invariant: backend='reference' uses PyTorch's products, which do not promise it")
     if backend != "reference":
         check_kernel_dtype(q)
     if backend == "simulator" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):

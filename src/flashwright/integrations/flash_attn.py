@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashwright.attention import attention
+from flashwright.operators.forward import config_chosen_for
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import check_starts
 from flashwright.problem.shapes import HEAD_DIM_STEP, check_shapes
@@ -127,12 +128,14 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
+    *,
+    row_invariant: bool = False,
 ) -> Any:
     """Attention within sequences of different lengths, packed along the rows of (rows, heads, head_dim) tensors.
 
     Sequence b is rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1 of q and the same of k and v by cu_seqlens_k; both are
     int32 on the tensors' device. Rows of no sequence are 0. With `return_attn_probs`: (out, log-sum-exp of
-    (heads, rows), an empty tensor).
+    (heads, rows), an empty tensor). `row_invariant`, which `flash_attn` does not have, is `attention()`'s.
     """
     from flashwright.operators import torch_ops
 
@@ -143,7 +146,12 @@ def flash_attn_varlen_func(
         q, k, v = _padded(q), _padded(k), _padded(v)
     _check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
     options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
-    request = torch_ops.Request(options, return_attn_probs, deterministic=deterministic)
+    name = ""
+    if row_invariant:
+        if not q.is_cuda:
+            raise ValueError(f"row_invariant: needs CUDA tensors, but q is on {q.device}")
+        name = config_chosen_for(q.transpose(0, 1)[None], k, options, None, row_invariant=True).short_form()
+    request = torch_ops.Request(options, return_attn_probs, name, deterministic=deterministic)
     out, lse = torch_ops.varlen_forward(
         q, k, v, (cu_seqlens_q, cu_seqlens_k), (int(max_seqlen_q), int(max_seqlen_k)), request
     )

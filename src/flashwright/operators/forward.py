@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     import torch
 
 
+INVARIANT_LENGTHS = (8192, 8192)
+"""Of queries and keys: whatever a problem's own, a row-invariant call uses the config for these."""
+
+
 @lru_cache(maxsize=1024)
 def call_kind(
     options: AttentionOptions,
@@ -30,24 +34,26 @@ def call_kind(
     returns_lse: bool,
     config: KernelConfig | str | None = None,
     family: str | None = None,
+    row_invariant: bool = False,
 ) -> CallKind:
     """Calls on one GPU with the same options; kernels are chosen by head dimension and lengths when they come."""
 
     def choose(head_dim: int, q_length: int, kv_length: int) -> KernelConfig:
+        lengths = INVARIANT_LENGTHS if row_invariant else (q_length, kv_length)
         return chosen_config(
-            dtype, head_dim, options.window, q_length, kv_length, gpu=gpu_model(device_index), config=config,
-            family=family,
-        )  # fmt: skip
+            dtype, head_dim, options.window, *lengths, gpu=gpu_model(device_index), config=config, family=family
+        )
 
     return CallKind(options, choose, returns_lse=returns_lse, device_index=device_index)
 
 
-def config_chosen_for(q: Any, k: Any, options: AttentionOptions, family: str | None) -> KernelConfig:
+def config_chosen_for(
+    q: Any, k: Any, options: AttentionOptions, family: str | None, *, row_invariant: bool = False
+) -> KernelConfig:
     """The config that a call on these tensors uses."""
     gpu = gpu_model(q.device.index) if not isinstance(q, np.ndarray) and q.is_cuda else None
-    return chosen_config(
-        DType.parse(str(q.dtype)), q.shape[3], options.window, q.shape[2], k.shape[2], gpu=gpu, family=family
-    )
+    lengths = INVARIANT_LENGTHS if row_invariant else (q.shape[2], k.shape[2])
+    return chosen_config(DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=gpu, family=family)
 
 
 def run_on_gpu(
@@ -78,14 +84,15 @@ def run_on_simulator(
     with_lse: bool,
     config: KernelConfig | str | None,
     family: str | None,
+    row_invariant: bool = False,
 ) -> tuple[Any, Any]:
     """The kernel on the simulated GPU, of checked CPU tensors or arrays of any layout."""
     if is_empty(q.shape, k.shape):
         return nothing_attended(q, with_lse)
+    lengths = INVARIANT_LENGTHS if row_invariant else (q.shape[2], k.shape[2])
     chosen = chosen_config(
-        DType.parse(str(q.dtype)), q.shape[3], options.window, q.shape[2], k.shape[2], gpu=None, config=config,
-        family=family,
-    )  # fmt: skip
+        DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=None, config=config, family=family
+    )
     arrays = (_with_vector_rows(x) for x in (q, k, v))
     result = run_forward(
         chosen, *arrays, scale=options.scale, window=options.window, softcap=options.softcap, return_lse=with_lse,
