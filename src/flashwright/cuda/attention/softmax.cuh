@@ -3,7 +3,7 @@
 // How it is computed is a policy, a struct of constants:
 //   dtype             of the exponentials when they are an operand of the next product.
 //   optimized         exp2, with the scale folded into one fused multiply-add; otherwise exp of scaled scores.
-//   lazy_rescale      O is rescaled only when a row has outgrown its maximum.
+//   lazy_rescale      O is rescaled only when a row has outgrown its maximum, or a key dominates it.
 //   mma_row_sum       The tensor cores add up the rows. They add exponentials that were rounded to 16 bits: right for
 //                     dividing a product of the same by the sum, but too coarse for a log-sum-exp that others will use.
 //   spreads_chains    Where registers allow it, dependent instructions are kept apart: two chains of maxima a row
@@ -11,26 +11,12 @@
 //                     they were requested.
 //   rows_may_be_empty With a mask, a row may have no score yet, or none at all.
 #pragma once
+#include "attention/rescaling.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shuffle.cuh"
 #include "tile/accumulator.cuh"
-
-constexpr float log2_e = 1.4426950408889634f;
-constexpr float ln_2 = 0.6931471805599453f;
-
-// What O is multiplied by when row maxima have grown; with lazy rescaling, in few steps.
-template <int row_tiles> struct Shrinkage {
-    bool needed;
-    float factor[row_tiles][halves];
-};
-
-// Sums of exponentials relative to the running maxima, to be added only if these may stay.
-template <int row_tiles> struct Guess {
-    bool fails = false;
-    float sum[row_tiles][halves] = {};
-};
 
 // Per row: the maximum score so far, and the sum of the exponentials relative to it. A thread has two rows of each
 // 16-row tile, the halves of an accumulator.
@@ -83,41 +69,6 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
         return shrinkage;
     }
 
-    template <int O_column_tiles>
-    static DEVICE void apply(const Shrinkage<row_tiles> &shrinkage, float (&O)[row_tiles][O_column_tiles][4]) {
-        if (shrinkage.needed)
-#pragma unroll
-            for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-                for (int half = 0; half < halves; ++half)
-                    scale_row(O[m], half, shrinkage.factor[m][half]);
-    }
-
-    // Turns the scores into exponentials relative to the running maxima, without a search for new ones. If these hold,
-    // no exponential exceeds 1. The guess fails, and new maxima must be found, when a thread's sum is twice what that
-    // allows.
-    template <int S_column_tiles> DEVICE Guess<row_tiles> guess(float (&S)[row_tiles][S_column_tiles][4]) const {
-        constexpr float limit = 2 * (half_values * S_column_tiles);
-        Guess<row_tiles> guess;
-#pragma unroll
-        for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-            for (int half = 0; half < halves; ++half) {
-                const float maximum = row_max[m][half];
-                exponentiate_row(S[m], half, finite(maximum), guess.sum[m][half]);
-                guess.fails |= guess.sum[m][half] > limit ||
-                               (Policy::rows_may_be_empty && maximum == negative_infinity);
-            }
-        return guess;
-    }
-    DEVICE void accept(const Guess<row_tiles> &guess) {
-#pragma unroll
-        for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-            for (int half = 0; half < halves; ++half)
-                row_sum[m][2 * half] += guess.sum[m][half];
-    }
-
     // Adds the rows of P to the sums on the tensor cores, as P times a matrix of ones.
     template <class PFragments> DEVICE void add_row_sums(PFragments &P) {
         const uint32 one = pack_16bit<Policy::dtype>(1, 1), ones[2] = {one, one};
@@ -157,29 +108,42 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
         return Policy::rows_may_be_empty && maximum == negative_infinity ? 0 : maximum;
     }
 
-    // Whether O has to be rescaled to the new maxima of the warp's rows: always; or, if lazy, only when one has
-    // outgrown the old. Few do, so that maxima are reduced over the lanes only then.
+    // Whether O has to be rescaled to the new maxima of the warp's rows: always; or, if lazy, only when one has outgrown
+    // the old. Few do, so that maxima are reduced over the lanes only then; and the others stay as they are, so that no
+    // row depends on its neighbours.
     DEVICE bool must_rescale(float (&maximum)[row_tiles][halves]) const {
         if constexpr (!Policy::lazy_rescale)
             return true;
-        const bool outgrown = __any_sync(all_lanes, any_outgrown(maximum));
-        if (outgrown)
-            reduce_over_lanes(maximum);
-        return outgrown;
-    }
-
-    // Whether any of a thread's scores is so far above what its row's exponentials are relative to that they might
-    // overflow 16 bits. Until then the old reference serves as well: the final division cancels it.
-    DEVICE bool any_outgrown(const float (&maximum)[row_tiles][halves]) const {
-        constexpr float most = Policy::optimized ? 8 : 8 * ln_2; // exponentials up to 2^8
-        const float unit = Policy::optimized ? scale : 1;        // scores are scaled already if not optimised
-        bool outgrown = false;
+        bool any = false;
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < halves; ++half)
-                outgrown |= (maximum[m][half] - row_max[m][half]) * unit > most;
-        return outgrown;
+                any |= outgrown(maximum[m][half], row_max[m][half], row_sum[m][2 * half]);
+        if (!__any_sync(all_lanes, any))
+            return false;
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < halves; ++half) {
+                const float sum = row_sum[m][2 * half];
+                maximum[m][half] = quad_max(maximum[m][half]);
+                if (!outgrown(maximum[m][half], row_max[m][half], Policy::mma_row_sum ? sum : quad_sum(sum)))
+                    maximum[m][half] = row_max[m][half];
+            }
+        return true;
+    }
+
+    // Whether a score is so far above what its row's exponentials are relative to that it might overflow 16 bits. Until
+    // then the old reference serves as well: the final division cancels it. But where the sum is of exponentials before
+    // rounding, that of a key that dominates the row should be exactly one, or its rounding shows in O. (A part of the
+    // sum makes this true too often.)
+    DEVICE bool outgrown(float score, float reference, float sum) const {
+        constexpr float log2_most = 8, dominating = 0.25f;
+        const float unit = Policy::optimized ? scale : log2_e; // scores are scaled already if not optimised
+        const float difference = (score - reference) * unit;
+        const bool dominates = !Policy::mma_row_sum && difference > 0 && exp2_approx(difference) > dominating * sum;
+        return difference > log2_most || dominates;
     }
 
     template <int O_column_tiles>
@@ -274,14 +238,6 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
                     S[n][i] = exponential(S[n][i], maximum, maximum * scale);
             if (!Policy::mma_row_sum && n >= delay)
                 sum += S[n - delay][2 * half] + S[n - delay][2 * half + 1];
-        }
-    }
-
-    template <int column_tiles> static DEVICE void scale_row(float (&c)[column_tiles][4], int half, float factor) {
-#pragma unroll
-        for (int n = 0; n < column_tiles; ++n) {
-            c[n][2 * half] *= factor;
-            c[n][2 * half + 1] *= factor;
         }
     }
 };

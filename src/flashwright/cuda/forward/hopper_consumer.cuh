@@ -1,6 +1,7 @@
 // The consumers of the Hopper kernel: products, softmax, and what comes of them.
 #pragma once
 #include "attention/epilogue.cuh"
+#include "attention/guessing_softmax.cuh"
 #include "attention/scores.cuh"
 #include "attention/softmax.cuh"
 #include "forward/hopper_shared.cuh"
@@ -10,20 +11,31 @@
 
 struct SoftmaxPolicy {
     static constexpr DType dtype = cfg::dtype;
-    static constexpr bool optimized = true, mma_row_sum = false;
-    // Where maxima are guessed, few steps search for them, and these always rescale.
-    static constexpr bool lazy_rescale = cfg::lazy_rescale && !cfg::guesses_maxima;
+    static constexpr bool optimized = true, mma_row_sum = false, lazy_rescale = cfg::lazy_rescale;
     static constexpr bool spreads_chains = shape::spreads_chains;
     static constexpr bool rows_may_be_empty = variant::masks_left || variant::masks_right || variant::variable_lengths;
 };
-using Softmax = OnlineSoftmax<SoftmaxPolicy, 1>;
+template <bool guesses> struct SoftmaxOf {
+    using type = OnlineSoftmax<SoftmaxPolicy, 1>;
+};
+template <> struct SoftmaxOf<true> {
+    using type = GuessingSoftmax<SoftmaxPolicy>;
+};
+using Softmax = SoftmaxOf<cfg::guesses_maxima>::type;
+
+constexpr int blocks_with_care = ceil_div(keys_with_care, cfg::B_c);
 
 // The steps of a warpgroup's rows.
 struct WarpgroupSteps : Steps {
     bool begins_with_half; // its rows attend to the first half of their first block, and to no more of it
+    int care_end;          // the end of the steps in which a softmax that guesses takes care
 
     DEVICE WarpgroupSteps(const HopperTileWork &work, int row)
         : Steps(work.keys.steps_of(work.window, row, last_row(work, row))) {
+        // Of the row whose last key comes first, the last block with care.
+        const int last_with_care = work.window.last_key(row) / cfg::B_c - (blocks_with_care - 1);
+        const int first_block = work.keys.first_block + work.keys.count - 1;
+        care_end = clamp(first_block - last_with_care + 1, plain_begin, work.keys.count);
         const int first_block_keys = work.window.keys_up_to_last(last_row(work, row)) - work.keys.first_key(begin);
         begins_with_half = first_block_keys <= shape::half_block;
     }
@@ -84,9 +96,12 @@ struct Consumer {
         V.wait_until_full(V_place.lap); // @operand V
         issue_registers_shared<cfg::B_c>(O[0], P, V.data); // @product O
     }
-    DEVICE void finish_output() {
+    DEVICE void await_output() {
         wgmma_wait_group<0>();
         pin_registers(O[0]);
+    }
+    DEVICE void finish_output() {
+        await_output();
         shared.V(V_place.stage).release(); // @operand V
         V_place.advance();
     }
@@ -158,13 +173,13 @@ struct Consumer {
     }
 
     // One thing after the other.
-    DEVICE void compute_in_sequence(const HopperTileWork &work, const WarpgroupSteps &steps, Softmax &softmax) {
+    DEVICE void compute_in_sequence(const HopperTileWork &work, const WarpgroupSteps &steps, auto &softmax) {
         step_in_sequence<true, true>(work, softmax, steps.begin);
         further_steps(work, steps, softmax);
     }
 
     template <bool first, bool masked>
-    DEVICE void step_in_sequence(const HopperTileWork &work, Softmax &softmax, int step) {
+    DEVICE void step_in_sequence(const HopperTileWork &work, auto &softmax, int step) {
         turns.wait();
         start_scores();
         wgmma_wait_group<0>();
@@ -183,7 +198,7 @@ struct Consumer {
     static constexpr bool halves_first_block = variant::masks_right && shape::halves_first_block;
 
     // Each step's softmax runs while the product O += PV of the step before does.
-    DEVICE void compute_overlapped(const HopperTileWork &work, const WarpgroupSteps &steps, Softmax &softmax) {
+    DEVICE void compute_overlapped(const HopperTileWork &work, const WarpgroupSteps &steps, auto &softmax) {
         constexpr int half_block = halves_first_block ? shape::half_block : cfg::B_c;
         if (halves_first_block && steps.begins_with_half)
             first_step_overlapped<half_block>(work, softmax, steps.begin);
@@ -193,90 +208,138 @@ struct Consumer {
         further_steps(work, steps, softmax);
         start_output();
         finish_output();
+        if constexpr (cfg::guesses_maxima)
+            softmax.rescale(O); // @phase rescale O
     }
 
-    template <int keys> DEVICE void first_step_overlapped(const HopperTileWork &work, Softmax &softmax, int step) {
+    template <int keys> DEVICE void first_step_overlapped(const HopperTileWork &work, auto &softmax, int step) {
         turns.wait();
         start_scores<keys>();
         turns.pass();
         wgmma_wait_group<0>();
         finish_scores<keys>(step + 1 == work.keys.count);
         cap_and_mask<true, keys>(work, step);
-        softmax.step<true>(scores_of<keys>()); // @phase softmax
+        if constexpr (cfg::guesses_maxima) {
+            softmax.first_step(scores_of<keys>()); // @phase softmax
+        } else {
+            softmax.step<true>(scores_of<keys>()); // @phase softmax
+        }
         round_scores<keys>();
     }
 
-    template <bool masked>
-    DEVICE void step_overlapped(const HopperTileWork &work, Softmax &softmax, int step) {
+    template <bool masked> DEVICE void step_overlapped(const HopperTileWork &work, auto &softmax, int step) {
+        start_products();
+        finish_scores(step + 1 == work.keys.count);
+        cap_and_mask<masked>(work, step);
+        const Shrinkage<1> shrinkage = softmax.step<false>(S); // @phase softmax
+        finish_output();
+        apply(shrinkage, O); // @phase rescale O
+        round_scores();
+    }
+    // The scores of a step, and the output of the one before; waits for the scores.
+    DEVICE void start_products() {
         turns.wait();
         start_scores();
         start_output();
         turns.pass();
         wgmma_wait_group<1>();
-        if constexpr (cfg::guesses_maxima && !masked) {
-            exponentiate_by_guess(work, softmax);
-            finish_scores(step + 1 == work.keys.count);
-            finish_output();
-        } else {
-            finish_scores(step + 1 == work.keys.count);
-            cap_and_mask<masked>(work, step);
-            const Shrinkage<1> shrinkage = softmax.step<false>(S); // @phase softmax
-            finish_output();
-            softmax.apply(shrinkage, O); // @phase rescale O
-        }
-        round_scores();
     }
 
-    // Without maxima; and again, with them, if that fails for any row of the warpgroup: K is kept until then.
-    DEVICE void exponentiate_by_guess(const HopperTileWork &work, Softmax &softmax) {
+    // The same with a softmax that guesses; with care, or free of masks and maxima. Returns whether exponentials of any
+    // row of the warpgroup overflowed without care: the scores were computed again, from the K that was kept.
+    template <bool with_care> DEVICE bool step_by_guess(const HopperTileWork &work, auto &softmax, int step) {
+        bool overflowed = false, has_grown;
+        start_products();
         pin_registers(S[0]);
-        scores(work).cap(S);
-        const Guess<1> guess = softmax.guess(S); // @phase softmax
-        if (named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, guess.fails)) {
-            wgmma_wait_group<0>();
-            pin_registers(O[0]);
-            start_scores();
-            wgmma_wait_group<0>();
-            pin_registers(S[0]);
-            scores(work).cap(S);
-            softmax.step<false>(S, O); // @phase softmax
+        cap_and_mask<with_care>(work, step);
+        if constexpr (with_care) {
+            has_grown = exponentiate_with_care(work, softmax, S, step); // @phase softmax
         } else {
-            softmax.accept(guess); // @phase softmax
+            float sums[halves];
+            softmax.exponentiate(S, sums); // @phase softmax
+            overflowed = any_of_warpgroup(softmax.overflows(sums));
+            if (overflowed) {
+                await_output();
+                start_scores();
+                wgmma_wait_group<0>();
+                pin_registers(S[0]);
+                scores(work).cap(S);
+                has_grown = exponentiate_with_care(work, softmax, S, step); // @phase softmax
+            } else {
+                has_grown = softmax.accept(sums, S); // @phase softmax
+            }
         }
+        // The branch also keeps the assembler from waiting for the product before the exponentials are there.
+        if (has_grown) {
+            await_output();
+            softmax.rescale(O); // @phase rescale O
+            softmax.lift_references();
+        }
+        finish_scores(step + 1 == work.keys.count);
+        finish_output();
+        if (!has_grown)
+            softmax.rescale(O); // @phase rescale O
+        round_scores();
+        return overflowed;
+    }
+    // Equal in all lanes, and known to the compiler as such: addresses that follow from it stay in shared registers.
+    DEVICE bool any_of_warpgroup(bool value) const {
+        return __any_sync(all_lanes, named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, value));
+    }
+    template <int column_tiles>
+    DEVICE bool exponentiate_with_care(const HopperTileWork &work, auto &softmax, float (&scores)[1][column_tiles][4],
+                                       int step) const {
+        bool in_first_blocks[halves];
+        for (int half = 0; half < halves; ++half) {
+            const int row = work.q_row + row_in_tile + accumulator_row(0, half);
+            in_first_blocks[half] = work.keys.first_key(step) + blocks_with_care * cfg::B_c > work.window.last_key(row);
+        }
+        return softmax.step_with_care(scores, in_first_blocks);
     }
 
-    template <bool masked> DEVICE void further_step(const HopperTileWork &work, Softmax &softmax, int step) {
+    template <bool masked> DEVICE void further_step(const HopperTileWork &work, auto &softmax, int step) {
         if constexpr (cfg::overlaps_softmax)
             step_overlapped<masked>(work, softmax, step);
         else
             step_in_sequence<false, masked>(work, softmax, step);
     }
 
-    // All steps but the first; masks are only in the code of those that need one. Along the diagonal rows have seen too
-    // few keys for a guess, so that one step more searches for maxima.
-    DEVICE void further_steps(const HopperTileWork &work, const WarpgroupSteps &steps, Softmax &softmax) {
+    // All steps but the first; masks are only in the code of those that need one.
+    DEVICE void further_steps(const HopperTileWork &work, const WarpgroupSteps &steps, auto &softmax) {
         int step = steps.begin + 1;
-        if constexpr (variant::masks_right) {
-            const int end = cfg::guesses_maxima ? min(max(steps.plain_begin, step + 1), work.keys.count)
-                                                : steps.plain_begin;
+        const int plain_end = variant::masks_left ? steps.plain_end : work.keys.count;
+        if constexpr (cfg::guesses_maxima) {
+            // With care at first, and again behind the last plain step or the first that overflows.
+            int care_end = steps.care_end;
 #pragma unroll 1
-            for (; step < end; ++step)
-                further_step<true>(work, softmax, step);
-        }
-        const int end = variant::masks_left ? steps.plain_end : work.keys.count;
+            while (step < work.keys.count) {
 #pragma unroll 1
-        for (; step < end; ++step)
-            further_step<false>(work, softmax, step);
-        if constexpr (variant::masks_left) {
+                for (; step < care_end; ++step)
+                    step_by_guess<true>(work, softmax, step);
+                bool overflowed = false;
 #pragma unroll 1
-            for (; step < work.keys.count; ++step)
-                further_step<true>(work, softmax, step);
+                for (; step < plain_end && !overflowed; ++step)
+                    overflowed = step_by_guess<false>(work, softmax, step);
+                care_end = work.keys.count;
+            }
+        } else {
+            if constexpr (variant::masks_right)
+#pragma unroll 1
+                for (; step < steps.plain_begin; ++step)
+                    further_step<true>(work, softmax, step);
+#pragma unroll 1
+            for (; step < plain_end; ++step)
+                further_step<false>(work, softmax, step);
+            if constexpr (variant::masks_left)
+#pragma unroll 1
+                for (; step < work.keys.count; ++step)
+                    further_step<true>(work, softmax, step);
         }
     }
 
     // --- Results ---
 
-    DEVICE void store(const HopperTileWork &work, const Softmax &softmax) const {
+    DEVICE void store(const HopperTileWork &work, const auto &softmax) const {
         const OutputRows output(args.forward, work);
         store_rows<cfg::dtype, output_columns>(output.O + row_in_tile * output.O_stride, output.O_stride, O[0],
                                                output.rows - row_in_tile);

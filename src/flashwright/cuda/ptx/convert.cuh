@@ -11,3 +11,13 @@ template <DType dtype> DEVICE uint32 pack_16bit(float low, float high) {
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
 }
+
+// A value rounded to 16 bits and back.
+template <DType dtype> DEVICE float rounded(float x) {
+    const uint32 packed = pack_16bit<dtype>(x, 0);
+    if constexpr (dtype == DType::BF16)
+        return __int_as_float(packed << 16);
+    float back;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(back) : "r"(packed));
+    return back;
+}
