@@ -79,7 +79,7 @@ def attention(
             out = kind.torch.empty_like(q)
             layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
             arrangement = kind.arrangements.get(layout)
-            if arrangement is None and not is_empty(q.shape, k.shape):
+            if arrangement is None:
                 arrangement = kind.arrange(layout, q, k, v, out)
             if arrangement is not None:
                 out, lse = arrangement.run(q, k, v, out)

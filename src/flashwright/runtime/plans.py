@@ -12,7 +12,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flashwright.hardware.tensor_map import TensorMap
 from flashwright.hardware.units import ELEMENT_BYTES, VECTOR_BYTES
@@ -32,7 +32,7 @@ from flashwright.kernels.tensors import DeviceTensor, check_layout
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import MAX_LENGTH, length_bucket
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.shapes import check_shapes
+from flashwright.problem.shapes import check_shapes, is_empty
 from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
 from flashwright.runtime.tensor_maps import WORDS, map_template
@@ -46,6 +46,8 @@ _SOME_ADDRESS = VECTOR_BYTES
 
 Choose = Callable[[int, int, int], KernelConfig]
 """The config for a head dimension and the lengths of queries and keys; the same within a bucket of lengths."""
+Schedule: TypeAlias = "array[int] | tuple[int, int]"
+"""Words of a schedule: all of them, or the first two, where a rule of the kernel's own serves."""
 Packed = tuple[int, int, int]
 """(sequences, rows of the longest, keys of the longest) of packed sequences."""
 
@@ -88,6 +90,7 @@ class CallKind:
         if out is not None or packed is not None:
             layout = (*layout, None if out is None else out.stride(), packed)
         arrangement = self.arrangements.get(layout) or self.arrange(layout, q, k, v, o, packed)
+        assert arrangement is not None
         return arrangement.run(q, k, v, o, starts, packed)
 
     def arrange(
@@ -98,8 +101,9 @@ class CallKind:
         v: torch.Tensor,
         out: torch.Tensor,
         packed: Packed | None = None,
-    ) -> Arrangement | CopiesFirst:
-        """For tensors of a new layout, everything checked; raises `ValueError` for what is not attention's."""
+    ) -> Arrangement | CopiesFirst | None:
+        """For tensors of a new layout, everything checked; None if they are empty. Raises `ValueError` for what is not
+        attention's."""
         if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
             self.arrangements.clear()
         q_shape, _, k_shape, _, v_shape, _ = layout[:6]
@@ -111,6 +115,8 @@ class CallKind:
             if near is not None:
                 self.arrangements[layout] = self._latest[buckets] = near
                 return near
+        if buckets is not None and is_empty(q_shape, k_shape):
+            return None
         check_shapes(q_shape, k_shape, v_shape)
         if q_shape[2] > MAX_LENGTH or k_shape[2] > MAX_LENGTH:
             raise ValueError(f"{max(q_shape[2], k_shape[2])} rows are not allowed; allowed: up to {MAX_LENGTH}")
@@ -185,6 +191,7 @@ class Plan:
         self.arguments = len(self.maps) * WORDS
         self.words.extend(_words_of(launch.arguments))
         self.schedule = None if launch.schedule is None else _words_of(launch.schedule)
+        self.schedule_word = len(self.words)
         self.before_schedule = slice(0, len(self.words))
         self.spare: list[Parameters] = []
         """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
@@ -228,11 +235,9 @@ class Plan:
             template.write(words, index * WORDS, shape[::-1], map_strides(shape, strides))
         return Arrangement(self, layout, words, self.schedule_by_rule(q_blocks, q_heads, batches), grid)
 
-    def schedule_by_rule(self, q_blocks: int, heads: int, batches: int) -> array[int] | None:
-        """The beginning of a schedule, found at once; None if the kernel takes none."""
-        if self.schedule is None:
-            return None
-        return array("Q", self.rules.schedule_by_rule(q_blocks, heads, batches))
+    def schedule_by_rule(self, q_blocks: int, heads: int, batches: int) -> tuple[int, int] | None:
+        """The first words of a schedule, found at once; None if the kernel takes none."""
+        return None if self.schedule is None else self.rules.schedule_by_rule(q_blocks, heads, batches)
 
     def balanced_schedule(self, layout: tuple[Any, ...], grid: Grid) -> array[int]:
         """Balances thread blocks as well as the family can, which takes longer than a call."""
@@ -254,7 +259,7 @@ class Parameters:
 
     def __init__(self, plan: Plan) -> None:
         self.words = words = plan.words[:]
-        self.schedule: array[int] | None = None
+        self.schedule: Schedule | None = None
         """Which was written last."""
         first_words = [*range(0, plan.arguments + 1, WORDS)]
         if plan.schedule is not None:
@@ -275,7 +280,7 @@ class Arrangement:
     __slots__ = ("grid", "layout", "plan", "runs", "schedule", "words")
 
     def __init__(
-        self, plan: Plan, layout: tuple[Any, ...], words: array[int], schedule: array[int] | None, grid: Grid
+        self, plan: Plan, layout: tuple[Any, ...], words: array[int], schedule: Schedule | None, grid: Grid
     ) -> None:
         self.plan = plan
         self.layout = layout
@@ -312,8 +317,12 @@ class Arrangement:
         words[plan.before_schedule] = self.words
         schedule = self.schedule
         if parameters.schedule is not schedule and schedule is not None:
-            words[plan.before_schedule.stop : plan.before_schedule.stop + len(schedule)] = schedule
             parameters.schedule = schedule
+            at = plan.schedule_word
+            if isinstance(schedule, tuple):
+                words[at], words[at + 1] = schedule
+            else:
+                words[at : at + len(schedule)] = schedule
         words[plan.q] = q_address
         words[plan.k] = k_address
         words[plan.v] = v_address
@@ -353,6 +362,7 @@ class Arrangement:
             or kv_heads != old_k_shape[1]
             or head_dim != old_k_shape[3]
             or q_shape[0] != batch
+            or not batch * kv_rows * q_shape[2]
             or k_column != 1
             or v_column != 1
             or (k_batch | k_head | k_row | v_batch | v_head | v_row) & _VECTOR_MASK

@@ -159,7 +159,9 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     // becomes the running one. The row's sum is multiplied by it here.
     DEVICE float shrink_factor(int m, int half, float maximum) {
         const float grown = fmaxf(maximum, row_max[m][half]);
-        const float shrink = exponential(row_max[m][half], finite(grown), finite(grown) * scale);
+        // Exactly one where nothing grows, whatever the product with the scale is rounded to.
+        const bool stays = Policy::lazy_rescale && grown == row_max[m][half];
+        const float shrink = stays ? 1 : exponential(row_max[m][half], finite(grown), finite(grown) * scale);
         row_sum[m][2 * half] *= shrink;
         row_max[m][half] = grown;
         return shrink;
