@@ -246,6 +246,21 @@ def test_scores_that_rise_in_the_order_of_visiting_are_computed_once(slope):
     assert failed_guesses(found, blocks=4 * 8) == 0
 
 
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16], ids=str)
+@pytest.mark.parametrize("knobs", ["lazy", "lazy+guess"])
+def test_where_one_key_takes_all_its_value_is_the_output(dtype, knobs):
+    """Bit by bit, wherever the key comes: its exponential is rounded, and so is what divides it."""
+    config = parse_hopper_config(f"hopper ({dtype.name}, 64, 128, 32): stages_2+overlap+ping_pong+persistent+{knobs}")
+    q, k, v = (np.array(x) for x in random_inputs(config, heads=1, rows=256))
+    q *= q.dtype.type(300)
+    scores = q[0, 0].astype(float) @ k[0, 0].astype(float).T / 8
+    second, first = np.sort(scores, axis=1)[:, -2:].T
+    alone = first - second > 30
+    found = simulate_forward(config, q, k, v).output[0, 0]
+    assert alone.sum() > 100
+    assert np.array_equal(found[alone], v[0, 0, scores.argmax(axis=1)[alone]])
+
+
 def failed_guesses(found: ForwardSimulation, blocks: int) -> float:
     """How often a warpgroup computed its scores once more than the blocks that it attends to need."""
     scores = 2 * 64 * SMALL.B_c * SMALL.d_head

@@ -57,8 +57,10 @@ template <class Policy> struct GuessingSoftmax {
     template <int column_tiles> DEVICE void first_step(float (&S)[1][column_tiles][4]) {
 #pragma unroll
         for (int half = 0; half < halves; ++half) {
-            reference[half] = quad_max(thread_maximum(S[0], half)) * scale;
+            const float maximum = thread_maximum(S[0], half);
+            reference[half] = quad_max(maximum) * scale;
             row_sum[half] = exponentiate(S[0], half);
+            rounding[half] = rounding_of(exponential(maximum, finite(reference[half])));
         }
     }
 
@@ -147,8 +149,7 @@ template <class Policy> struct GuessingSoftmax {
     }
     DEVICE float exponential(float score, float relative_to) const { return exp2_approx(score * scale - relative_to); }
     static DEVICE float rounding_of(float exponential) { return rounded<Policy::dtype>(exponential) - exponential; }
-    // Nothing does in the first step, whose reference is exact.
-    DEVICE bool dominates(float sum, int half) const { return row_sum[half] > 0 && sum > 2 * row_sum[half]; }
+    DEVICE bool dominates(float sum, int half) const { return sum > 2 * row_sum[half]; }
     DEVICE bool exceeds_most() const { return row_sum[0] > most || row_sum[1] > most; }
     // Whether the row had a smaller reference.
     DEVICE bool raise_reference(int half, float maximum, bool in_first_blocks) {
