@@ -16,7 +16,7 @@ def get_kernel_progression(
     """The ladder, each rung one idea above the last.
 
     The first six are the documents'. Their filter refuses the fourth to the sixth, which stream Q at 64 × 64 (rule 5):
-    no search tries these.
+    up to 128 columns no search tries these.
     """
     base = FlashForwardKernelConfig(DType.parse(dtype), d_head, 64, 64, 4, True, False, False, 0, 0, 0, False, False)
     changes: list[tuple[str, dict[str, Any]]] = [

@@ -51,8 +51,8 @@ def search_space(dtype: DType, d_head: int) -> Iterator[tuple[FlashForwardKernel
 
 
 def always_tried(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
-    """What a search tries whatever else it leaves out: the rungs of the ladder that the filter keeps (not the fourth to
-    the sixth, which stream Q at 64 × 64: rule 5), and every default, kept or not."""
+    """What a search tries whatever else it leaves out: the rungs of the ladder that the filter keeps (up to 128
+    columns not the fourth to the sixth, which stream Q at 64 × 64: rule 5), and every default, kept or not."""
     rungs = get_kernel_progression_configs(dtype, d_head)
     kept = (config for config in rungs if ampere_rejection_reason(config) is None)
     return tuple(dict.fromkeys((*kept, *every_default(dtype, d_head))))
