@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashwright.kernels.explanation import Explanation, SharedMap
+from flashwright.kernels.explanation import Explanation, SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of, tile_shapes
 
@@ -13,6 +13,11 @@ def explanation_of(config: KernelConfig) -> Explanation:
     if family.explanation is None:
         raise ValueError(f"the {family.name} family has no explanation of its configs")
     return family.explanation
+
+
+def counted_warp(config: KernelConfig) -> TracedWarp:
+    """The warp whose instructions are counted."""
+    return explanation_of(config).warps(config)[0]
 
 
 def shared_map_of(config: KernelConfig) -> SharedMap:
