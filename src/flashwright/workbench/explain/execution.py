@@ -23,7 +23,7 @@ from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.loop import Loop, ptx_loop
 
 STEADY_ITERATION = 1
-"""The loop's second iteration: nothing is left of the start."""
+"""The loop's second iteration: its copies and products are those of all that follow. Softmax may still rescale."""
 
 
 @dataclass(frozen=True)
