@@ -246,7 +246,7 @@ def _product_lane(name: str, spans: Sequence[Span], class_: str, y: float, scale
 
 
 _MIX_PARTS = (
-    ("copies, waits, barriers", (Kind.COPY, Kind.GLOBAL, Kind.SHARED, Kind.WAIT, Kind.BARRIER), "copy"),
+    ("copies, waits, barriers", (Kind.COPY, Kind.GLOBAL, Kind.SHARED, Kind.WAIT, Kind.BARRIER, Kind.VOTE), "copy"),
     ("ldmatrix", (Kind.LOAD,), "load"),
     ("mma", (Kind.MMA,), "mma"),
     ("exponential", (Kind.EXPONENTIAL,), "exponential"),

@@ -132,9 +132,8 @@ class TracedWarp:
     role: str = WARP
     loop_kinds: tuple[str, ...] = ("MMA", "EXPONENTIAL")
     """Names of `Kind`."""
-
-
-FIRST_WARP = TracedWarp(0)
+    steps_before_loop: int = 0
+    """KV steps outside of the loop, in front of it."""
 
 
 # --- Pictures that not every kernel has ------------------------------------------------------------------------
@@ -234,11 +233,9 @@ class Explanation:
     """Switches that change what the assembler makes of the same PTX; machine code is shown with both values."""
     buffering: Callable[[Any], tuple[Buffering, ...]] = lambda config: ()
     """Per operand of the two products, whether it is double-buffered in registers."""
-    steps_before_loop: Callable[[Any], int] = lambda config: 0
-    """KV steps outside of the loop, in front of it."""
     row_stride: Callable[[Any], int] = lambda config: config.d_head
     """Elements from a row of the simulated tensors to the next."""
-    warps: Callable[[Any], tuple[TracedWarp, ...]] = lambda config: (FIRST_WARP,)
+    warps: Callable[[Any], tuple[TracedWarp, ...]] = lambda config: (TracedWarp(0),)
     """One of each kind; the first is the one whose instructions are counted."""
     also_drawn: Callable[[Any], tuple[Any, ...]] = lambda config: ()
     """Configs that the pictures set beside a config."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -31,7 +32,10 @@ from flashwright.problem.variant import PLAIN
 from flashwright.runtime.simulated import simulate_forward
 from flashwright.simulator.ptx.parser import parse
 from flashwright.simulator.ptx.syntax import Immediate, Instruction
+from flashwright.workbench.explain.disassembly import NOT_FOUND, disassemble, find_disassembler
 from flashwright.workbench.explain.gather import SERIALISED
+from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_sass
+from flashwright.workbench.explain.loop import KV_LOOP, ptx_loop, sass_loop
 from flashwright.workbench.tuning.space import space_of
 
 BASE = parse_hopper_config("hopper (FP16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy")
@@ -49,6 +53,7 @@ KNOBS = {
 CONFIGS = {"base": BASE} | {name: replace(BASE, **changes) for name, changes in KNOBS.items()}
 GUESSING = CONFIGS["guesses"]
 CAUSAL = AttentionVariant(masks_right=True)
+WINDOW = AttentionVariant(masks_left=True, masks_right=True)
 PACKED = AttentionVariant(variable_lengths=True)
 
 
@@ -85,6 +90,25 @@ def number(item: Instruction) -> int:
     return int(operand.value)
 
 
+def loops(config: HopperForwardKernelConfig) -> int:
+    """Of KV steps after the first, without a mask: with care and without, where maxima are guessed."""
+    return 2 if config.guesses_maxima else 1
+
+
+def kv_loop(config: HopperForwardKernelConfig, variant: AttentionVariant, guesses: bool) -> list[Instruction]:
+    """The loop of steps that guess, or the smaller one of those that do not."""
+    kernel = compiled(config, variant)
+    loop = ptx_loop(kernel.ptx, kernel.name, [*KV_LOOP, Kind.VOTE] if guesses else KV_LOOP)
+    lines = {line.line for line in loop.body}
+    return [item for item in instructions(config, variant) if item.ptx_line in lines]
+
+
+def is_mask(item: Instruction) -> bool:
+    """Whether it is a choice of a score or minus infinity."""
+    values = (operand.value for operand in item.operands if isinstance(operand, Immediate))
+    return item.opcode == "selp.f32" and -math.inf in values
+
+
 def events(config: HopperForwardKernelConfig) -> list[tuple[str, int]]:
     """What a consumer does, as (event, how many in a row)."""
     names = {
@@ -107,15 +131,16 @@ def events(config: HopperForwardKernelConfig) -> list[tuple[str, int]]:
 
 
 def test_the_products_are_those_of_the_tile(config):
-    """Sixteen summed over at a time; the first step and the loop each have both products once. Where a guess may
-    fail, the loop has the scores twice."""
+    """Sixteen summed over at a time; the first step and each loop have both products once. Where exponentials may
+    overflow, a loop has the scores twice."""
     element = {DType.FP16: "f16", DType.BF16: "bf16"}[config.dtype]
     product = "wgmma.mma_async.sync.aligned.m64n{}k16.f32." + f"{element}.{element}"
-    scores = 3 if config.guesses_maxima else 2
+    outputs = 1 + loops(config)
+    scores = outputs + config.guesses_maxima
     assert count(config, product.format(config.B_c)) == scores * config.d_head // 16
-    assert count(config, product.format(config.d_head)) == 2 * config.B_c // 16
-    assert count(config, "wgmma.mma_async") == (scores * config.d_head + 2 * config.B_c) // 16
-    assert count(config, "wgmma.fence") == count(config, "wgmma.commit_group") == scores + 2
+    assert count(config, product.format(config.d_head)) == outputs * config.B_c // 16
+    assert count(config, "wgmma.mma_async") == (scores * config.d_head + outputs * config.B_c) // 16
+    assert count(config, "wgmma.fence") == count(config, "wgmma.commit_group") == scores + outputs
 
 
 def test_the_first_product_of_the_scores_does_not_read_what_was_there(config):
@@ -152,12 +177,14 @@ def test_two_barriers_guard_each_tile_in_shared_memory(config):
     Q_slots = config.n_consumers * (1 if config.n_consumers == 3 else 2)
     assert count(config, "mbarrier.init") == 2 * (Q_slots + 2 * config.kv_stages + 2)
     # The scheduler waits before each announcement, the producer for each and before each fill; a consumer for each, for
-    # Q, twice for V, and for K twice, or once more after a guess that failed. One that skips a step waits for K and V.
-    waits = 2 + (2 + config.n_consumers + 4) + (2 + 1 + 2 + 2 + config.guesses_maxima) + 2
+    # Q, for K and V in the first step and in each loop, and for K once more after exponentials that overflowed. One
+    # that skips a step waits for K and V.
+    steps = 1 + loops(config)
+    waits = 2 + (2 + config.n_consumers + 4) + (2 + 1 + 2 * steps + config.guesses_maxima) + 2
     assert count(config, "mbarrier.try_wait") == waits
-    # Whoever waited for a tile, K, V or Q releases it; the scheduler arrives after each announcement. Q's release is in
-    # the code three times, as a skipped step or the first may be the last.
-    assert count(config, "mbarrier.arrive.shared") == 2 + 2 + (2 + 2 + 2 + 2) + 3
+    # Whoever waited for a tile, K, V or Q releases it; the scheduler arrives after each announcement. K and V are
+    # released in a skipped step, in the first and in each loop; so is Q, as each of these may have the last step.
+    assert count(config, "mbarrier.arrive.shared") == 2 + (2 + 2) + (2 + 1) * (1 + steps)
 
 
 def test_a_block_that_stays_has_two_slots_of_Q_for_each_consumer():
@@ -175,10 +202,11 @@ def test_the_producer_gives_registers_to_the_consumers(config):
 
 
 def test_turns_are_taken_at_named_barriers(config):
-    """Beside the barrier of all threads at the start: a wait and a pass in a skipped step, in the first step and in the
-    loop, and the first pass."""
-    assert count(config, "bar.sync", "barrier.sync") == 1 + (3 if config.ping_pong else 0)
-    assert count(config, "bar.arrive", "barrier.arrive") == (4 if config.ping_pong else 0)
+    """Beside the barrier of all threads at the start: a wait and a pass in a skipped step, in the first step and in
+    each loop, and the first pass."""
+    turns = 2 + loops(config) if config.ping_pong else 0
+    assert count(config, "bar.sync", "barrier.sync") == 1 + turns
+    assert count(config, "bar.arrive", "barrier.arrive") == (turns + 1 if config.ping_pong else 0)
 
 
 def test_a_guess_is_voted_on_by_the_warpgroup(config):
@@ -190,27 +218,37 @@ def test_a_guess_is_voted_on_by_the_warpgroup(config):
         assert number(moved) == 128
 
 
-def test_only_steps_without_a_mask_guess():
-    """Of a causal kernel the steps along the diagonal, of a window those at both edges, search for maxima."""
-    for variant, masked_loops in ((CAUSAL, 1), (AttentionVariant(masks_left=True, masks_right=True), 2)):
-        assert count(GUESSING, "bar.red", variant=variant) == 1
-        # A step that searches for maxima shuffles two rows' twice; the first one is there for half a block as well.
-        assert count(GUESSING, "shfl", variant=variant) - count(GUESSING, "shfl") == 4 * (masked_loops + 1)
+@pytest.mark.parametrize("variant", [PLAIN, CAUSAL, WINDOW], ids=["full", "causal", "window"])
+def test_only_steps_without_a_mask_guess(variant):
+    """Of two loops, one guesses and has no mask in its code, the other masks and does not guess: in all variants."""
+    guessing, careful = (kv_loop(GUESSING, variant, guesses) for guesses in (True, False))
+    for loop, votes, masked_scores in ((guessing, 1, 0), (careful, 0, 16)):
+        assert sum(item.opcode.startswith("bar.red") for item in loop) == votes
+        assert sum(is_mask(item) for item in loop) == masked_scores
+    assert count(GUESSING, "bar.red", variant=variant) == 1
+    full_blocks = f"wgmma.mma_async.sync.aligned.m64n{GUESSING.B_c}k16"
+    assert count(GUESSING, full_blocks, variant=variant) == count(GUESSING, full_blocks)
 
 
-def test_a_guess_adds_no_maxima_to_the_code():
-    """They are found where it fails, and nowhere else in the loop."""
-    assert count(GUESSING, "max.f32") == count(BASE, "max.f32")
-    assert count(GUESSING, "shfl") == count(BASE, "shfl")
+def test_maxima_of_scores_are_in_the_code_of_the_first_step_of_care_and_of_overflows():
+    """Of eight scores a row and over four lanes, in three places. Where sums have grown, in both loops, lanes exchange
+    the largest."""
+    rows, over_lanes = 2, 2
+    assert count(GUESSING, "max.f32") == 3 * rows * (8 + over_lanes) + 2 * rows * over_lanes
 
 
-def test_lazy_rescaling_votes_on_whether_any_lane_needs_it(config):
-    """But for kernels that guess: their few steps that search for maxima always rescale."""
-    assert count(config, "vote.sync.any") == (config.lazy_rescale and not config.guesses_maxima)
+def test_warps_vote_on_what_any_of_their_lanes_needs(config):
+    """Lazy rescaling, on whether O has to be rescaled. With care, on whether a reference was raised, and on whether
+    sums have grown: in its loop, and after an overflow. Without, on the barrier's answer, which is every lane's; on
+    whether there is anything to do but add, and on whether that is because sums have grown."""
+    votes = 2 * 2 + 1 + 2 if config.guesses_maxima else int(config.lazy_rescale)
+    assert count(config, "vote.sync.any") == votes
 
 
 def test_softmax_runs_during_the_product_before_it_only_if_it_overlaps():
-    S, O, first, further = ("S", 4), ("O", 2), ("exp2", 16), ("exp2", 16 + 2)  # noqa: E741
+    """Lazy rescaling takes two exponentials for each of a thread's rows to know whether a key dominates it, and one to
+    rescale. So does care, to know of an overflow, to raise the reference, and to round the largest."""
+    S, O, first, further = ("S", 4), ("O", 2), ("exp2", 16), ("exp2", 16 + 2 * 3)  # noqa: E741
     store, skipped = ("store", 4), ("wait 0", 1)
     assert events(BASE) == [
         skipped, S, ("wait 0", 1), first,
@@ -221,10 +259,13 @@ def test_softmax_runs_during_the_product_before_it_only_if_it_overlaps():
         skipped, S, ("wait 0", 1), first, O, ("wait 0", 1),
         S, ("wait 0", 1), further, O, ("wait 0", 1), store,
     ]  # fmt: skip
-    guessed, failed = [("exp2", 16), ("any?", 1)], [("wait 0", 1), S, ("wait 0", 1), further]
+    assert events(CONFIGS["eager rescaling"])[7] == ("exp2", 16 + 2)
+    guessed, overflowed = [("exp2", 16), ("any?", 1)], [("wait 0", 1), S, ("wait 0", 1), further]
+    rescaled_or_not = ("wait 0", 2)
     assert events(GUESSING) == [
         skipped, S, ("wait 0", 1), first,
-        S, O, ("wait 1", 1), *guessed, *failed, ("wait 0", 1),
+        S, O, ("wait 1", 1), further, rescaled_or_not,
+        S, O, ("wait 1", 1), *guessed, *overflowed, rescaled_or_not,
         O, ("wait 0", 1), store,
     ]  # fmt: skip
 
@@ -254,7 +295,7 @@ def test_a_mask_is_in_the_code_of_the_steps_that_need_one():
     """One more loop, of the steps along the diagonal; step 0 is masked as well, the other loop is not."""
     scores, halves, outputs = BASE.d_head // 16, BASE.d_head // 16, BASE.B_c // 16
     assert count(BASE, "wgmma.mma_async", variant=CAUSAL) == 3 * scores + halves + 3 * outputs
-    assert count(BASE, "ex2", variant=CAUSAL) == 16 + 8 + 2 * (16 + 2)
+    assert count(BASE, "ex2", variant=CAUSAL) == 16 + 8 + 2 * (16 + 2 * 3)
 
 
 def test_half_a_block_is_computed_along_the_diagonal_only():
@@ -285,13 +326,27 @@ def test_the_kernel_computes_attention(config):
 
 @pytest.mark.parametrize("d_head", D_HEADS)
 def test_the_top_of_the_ladder_fills_a_multiprocessor_without_spills_to_speak_of(d_head):
-    """The consumers spill nothing; the producer and the scheduler, with their few registers, a word or a few."""
+    """The producer and the scheduler, with their few registers, spill a word or a few. At d_head 256 O and S leave a
+    consumer no registers for where its tile lies: it stores and loads that once a tile."""
     config = get_hopper_progression_configs("BF16", d_head)[-1]
     kernel = compile_kernel(config)
-    assert kernel.spill_bytes <= 16
+    assert kernel.spill_bytes <= (64 if d_head == 256 else 16)
     assert kernel.registers * kernel.threads <= 64 * 1024
     assert occupancy(kernel, "sm_90a").blocks_per_sm == 1
     assert kernel.arch == "sm_90a"
+
+
+@pytest.mark.parametrize("variant", [PLAIN, CAUSAL], ids=["full", "causal"])
+@pytest.mark.parametrize("d_head", D_HEADS)
+def test_no_step_of_the_top_of_the_ladder_spills(d_head, variant):
+    """In machine code: neither the loop with care nor the one without touches local memory."""
+    if find_disassembler() is None:
+        pytest.skip(NOT_FOUND)
+    listing = disassemble(compile_kernel(get_hopper_progression_configs("BF16", d_head)[-1], variant=variant).cubin)
+    careful, guessing = sass_loop(listing, KV_LOOP), sass_loop(listing, [*KV_LOOP, Kind.VOTE])
+    assert not set(careful.body) & set(guessing.body)
+    for loop in (careful, guessing):
+        assert not any(kind_of_sass(line.opcode) is Kind.LOCAL for line in loop.body)
 
 
 def test_the_family_is_refused_on_other_architectures():

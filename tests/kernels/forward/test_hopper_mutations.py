@@ -1,13 +1,15 @@
 """The Hopper kernel with one synchronisation broken: the simulated GPU names what is wrong with it.
 
 A mutation is given by the line of CUDA that it breaks. What the compiler made of that line is found in the PTX, by the
-locations that the compiler leaves there, and changed there.
+locations that the compiler leaves there, and changed there. Where one of several equal lines is broken, or the order of
+lines, the source is.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -26,6 +28,7 @@ from flashwright.simulator.ptx.parser import parse
 from flashwright.simulator.ptx.syntax import Instruction, SourceLocation
 
 CONFIG = parse_hopper_config("hopper (FP16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy+guess")
+WRONG = "the output is wrong"
 
 
 # --- The kernel, as it is and broken -----------------------------------------------------------------------------
@@ -36,16 +39,26 @@ def random(*shape: int) -> np.ndarray:
 
 
 def run_several_tiles() -> ForwardSimulation:
-    """More tiles for a thread block than slots of Q, more steps than stages: every barrier goes through several
-    phases."""
-    return run_right(random(1, 5, 256, 64), random(1, 5, 96, 64))
+    """More tiles for a thread block than slots of Q, more steps than stages, two of them without care: every barrier
+    goes through several phases."""
+    return run_right(random(1, 5, 256, 64), random(1, 5, 192, 64))
 
 
-def run_growing() -> ForwardSimulation:
-    """Few of a warpgroup's rows have maxima that grow by much, so that few threads find their guess wrong."""
+def run_overflowing() -> ForwardSimulation:
+    """Few of a warpgroup's rows have scores that grow by much, so that few threads see exponentials overflow."""
     q, k = random(1, 1, 128, 64), random(1, 1, 256, 64)
     q[:, :, 3::64] *= 5
     return run_right(q, k * np.linspace(4, 1, 256, dtype=k.dtype)[:, None])
+
+
+def run_rising() -> ForwardSimulation:
+    """Scores that rise by a factor of 2^10 in the exponential from block to block: sums outgrow 2^6 in each step, and
+    stay below 2^15."""
+    q, k = random(1, 1, 128, 64), random(1, 1, 320, 64)
+    blocks = np.arange(320)[::-1] / CONFIG.B_c
+    log2_of_score = np.log2(np.e) / np.sqrt(64)
+    q[..., 0], k[..., 0] = 16, 10 * blocks / (16 * log2_of_score)
+    return run_right(q, k)
 
 
 def run_ahead() -> ForwardSimulation:
@@ -56,7 +69,8 @@ def run_ahead() -> ForwardSimulation:
 def run_right(q: np.ndarray, k: np.ndarray, config: HopperForwardKernelConfig = CONFIG) -> ForwardSimulation:
     v = random(*k.shape)
     done = simulate_forward(config, q, k, v)
-    assert relative_error(done.output, reference_forward(q, k, v)[0]) < 5e-4
+    error = relative_error(done.output, reference_forward(q, k, v)[0])
+    assert error < 5e-4, f"{WRONG}: {error}"
     return done
 
 
@@ -73,7 +87,8 @@ def run_packed() -> ForwardSimulation:
 
 RUNS: dict[str, Callable[[], ForwardSimulation]] = {
     "several tiles": run_several_tiles,
-    "growing maxima": run_growing,
+    "exponentials overflow": run_overflowing,
+    "rising scores": run_rising,
     "ahead": run_ahead,
     "packed": run_packed,
 }
@@ -176,7 +191,7 @@ SYNC, ARRIVE = r"(bar|barrier)(\.cta)?\.sync", r"(bar|barrier)(\.cta)?\.arrive"
 ANNOUNCEMENT = "mbarrier_arrive_expecting(slot.full, panels * panel_bytes<rows>);"
 ISSUE_SCORES, ISSUE_OUTPUT = "issue_shared_shared<", "issue_registers_shared<"
 CLEARED = "named_barrier_sync(barriers::V_cleared, consumer_threads);"
-VOTE = "named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, guess.fails)"
+VOTE = "named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, value)"
 # What shows first depends on who comes first: the next copy, the products that read, or the second announcement.
 OVERWRITTEN = ("race", "async-copy", "mbarrier")
 # Registers of products in flight are touched, or the tiles that they read overwritten.
@@ -199,11 +214,11 @@ MUTATIONS = {
     "an announcement is overwritten while it is read": no_wait("slot.wait_until_empty(place.lap);", "race"),
     "a tile is never announced": no_release("mbarrier_arrive(slot.full);"),
     "an announcement is never released": no_release("slot.release();"),
-    "a warp does not vote on its warpgroup's guess": Mutation(
+    "a warp does not vote on whether exponentials overflowed": Mutation(
         VOTE, r"bar\.red", {"deadlock"}, change=without_the_last_warp
     ),
-    "every warp decides alone whether its guess was right": Mutation(
-        VOTE, r"bar\.red", {"deadlock"}, change=among_lanes, run=run_growing
+    "every warp decides alone whether exponentials overflowed": Mutation(
+        VOTE, r"bar\.red", {"deadlock"}, change=among_lanes, run=run_overflowing
     ),
     "scores are used before they are there": Mutation("wgmma_wait_group<1>();", r"wgmma\.wait_group", UNFINISHED),
     "O is used before it is there": Mutation(
@@ -251,20 +266,93 @@ def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
     assert caught.value.kind == "deadlock" or caught.value.source_line is not None
 
 
-def test_a_k_that_is_released_before_the_guess_is_checked_is_named(monkeypatch):
-    """If the guess fails the scores are computed again, from what the producer copies there meanwhile."""
-    kept = """exponentiate_by_guess(work, softmax);
-            finish_scores(step + 1 == work.keys.count);"""
-    released = """shared.K(K_place.stage).release();
-            exponentiate_by_guess(work, softmax);
+# --- Broken source -----------------------------------------------------------------------------------------------
+
+CONSUMER, SOFTMAX = "forward/hopper_consumer.cuh", "attention/guessing_softmax.cuh"
+FINISH_SCORES = "finish_scores(step + 1 == work.keys.count);"
+
+
+@dataclass(frozen=True)
+class SourceMutation:
+    """Other text in the place of some that occurs once in a file."""
+
+    file: str
+    changes: dict[str, str]
+    run: Callable[[], ForwardSimulation]
+    kinds: AbstractSet[str] = frozenset()
+    """What it may be reported as; none: only the numbers are wrong."""
+
+    def apply(self) -> tuple[tuple[str, str], ...]:
+        headers = dict(device_headers())
+        for text, other in self.changes.items():
+            assert headers[self.file].count(text) == 1, f"{self.file} has no `{text}`, or several"
+            headers[self.file] = headers[self.file].replace(text, other)
+        return tuple(headers.items())
+
+
+SOURCE_MUTATIONS = {
+    "K is released before it is known that exponentials did not overflow": SourceMutation(
+        CONSUMER,
+        {
+            "softmax.exponentiate(S, sums);": "shared.K(K_place.stage).release(); softmax.exponentiate(S, sums);",
+            f"""{FINISH_SCORES}
+        finish_output();
+        if (!has_grown)""": f"""if constexpr (with_care) {{
+            {FINISH_SCORES}
+        }} else {{
             K_place.advance();
             if (step + 1 == work.keys.count)
-                Q().release();"""
-    headers = dict(device_headers())
-    assert kept in headers["forward/hopper_consumer.cuh"], "has the kernel changed?"
-    headers["forward/hopper_consumer.cuh"] = headers["forward/hopper_consumer.cuh"].replace(kept, released)
-    monkeypatch.setattr("flashwright.kernels.forward.hopper.source.device_headers", lambda: tuple(headers.items()))
-    run_several_tiles()  # where guesses are right
-    with pytest.raises(SimulationError) as caught:
-        run_growing()
-    assert caught.value.kind in OVERWRITTEN, str(caught.value)
+                Q().release();
+        }}
+        finish_output();
+        if (!has_grown)""",
+        },
+        run_overflowing,
+        set(OVERWRITTEN),
+    ),
+    "scores that are computed again are used before they are there": SourceMutation(
+        CONSUMER,
+        {
+            """wgmma_wait_group<0>();
+                pin_registers(S[0]);
+                scores(work).cap(S);""": "scores(work).cap(S);"
+        },
+        run_overflowing,
+        UNFINISHED,
+    ),
+    "O is rescaled again while the product of the step before is being added": SourceMutation(
+        CONSUMER,
+        {
+            """await_output();
+            softmax.rescale(O); // @phase rescale O
+            softmax.lift_references();""": "softmax.rescale(O);\n softmax.lift_references();"
+        },
+        run_rising,
+        UNFINISHED,
+    ),
+    "exponentials that overflow are kept": SourceMutation(
+        SOFTMAX, {"return sums[0] >= overflowing || sums[1] >= overflowing;": "return false;"}, run_overflowing
+    ),
+    "a reference is lifted, and O is not rescaled": SourceMutation(
+        SOFTMAX, {"        rescales_O = true;\n": ""}, run_rising
+    ),
+    "a reference is raised with care, and O is not rescaled": SourceMutation(
+        SOFTMAX, {"rescales_O |= (bool)__any_sync(all_lanes, any_raised);": ""}, run_overflowing
+    ),
+    "a lifted reference's factor reaches the sum and not O": SourceMutation(
+        SOFTMAX, {"O_factor[half] *= factor;": ""}, run_rising
+    ),
+    "O is rescaled twice by one factor": SourceMutation(SOFTMAX, {"O_factor[half] = 1;": ""}, run_rising),
+}
+
+
+@pytest.mark.parametrize("mutation", SOURCE_MUTATIONS.values(), ids=list(SOURCE_MUTATIONS))
+def test_broken_source_is_named_or_computes_something_else(mutation, monkeypatch):
+    monkeypatch.setattr("flashwright.kernels.forward.hopper.source.device_headers", mutation.apply)
+    if mutation.kinds:
+        with pytest.raises(SimulationError) as caught:
+            mutation.run()
+        assert caught.value.kind in mutation.kinds, str(caught.value)
+    else:
+        with pytest.raises(AssertionError, match=WRONG):
+            mutation.run()

@@ -4,6 +4,7 @@ bit. Data makes references follow their rows in every way there is."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,6 @@ def test_packed_sequences_are_dense_ones(config):
     starts = np.cumsum([0, *lengths]).astype(np.int32)
     longest = (max(lengths), max(lengths))
     packed = results(config, q, k, v, window=CAUSAL, starts=(starts, starts), max_lengths=longest)
-    for begin, end in zip(starts, starts[1:], strict=False):
+    for begin, end in pairwise(starts):
         dense = results(config, *(x[:, :, begin:end] for x in (q, k, v)), window=CAUSAL)
         assert_same(tuple(x[:, :, begin:end] for x in packed), dense)

@@ -37,11 +37,11 @@ def test_registers_of_operands_are_those_computed_by_hand():
         "O accumulator": 64 * 128 // 128,
         "S accumulator": 64 * 128 // 128,
         "P operand": 64 * 128 // 2 // 128,
-        "row max and sum": 2 * 2,
+        "row state": 2 * 4,
         "guessed sums": 2,
     }
-    assert phases["softmax"].total == 64 + 64 + 32 + 4 + 2  # P is still being multiplied
-    assert phases["S → P"].total == 64 + 64 + 4
+    assert phases["softmax"].total == 64 + 64 + 32 + 8 + 2  # P is still being multiplied
+    assert phases["S → P"].total == 64 + 64 + 8
     assert hopper.register_limit(parse_config(WIDE)) == 240
 
 
@@ -111,7 +111,8 @@ def test_what_a_guess_is_and_what_its_absence_means_is_said():
         next(knob.meaning for knob in hopper.knobs(parse_config(config)) if knob.name == "guesses_maxima")
         for config in (HOPPER_GUESSING, HOPPER_OVERLAPPED)
     )
-    assert "relative to the maxima so far" in guessed and "computes the scores again" in guessed
+    assert "after a row's first 128 keys" in guessed
+    assert "lifted by a power of two" in guessed and "computes the scores again" in guessed
     assert "before it takes exponentials" in sought
 
 
@@ -150,14 +151,16 @@ def test_swizzling_makes_the_eight_rows_of_a_core_matrix_lie_in_different_banks(
     ("config", "scores"), [(HOPPER_PLAIN, 1), (HOPPER_OVERLAPPED, 1), (HOPPER_GUESSING, 2)], ids=str
 )
 def test_the_kv_loop_holds_the_products_of_one_step_and_no_other_loop(config, scores):
-    """Those of the scores once more where a guess may fail."""
+    """Those of the scores once more where exponentials may overflow: in the loop without care, which votes on it."""
     facts = explained(config)
+    assert facts.loop.ptx.by_kind.get(Kind.VOTE.value, 0) == scores - 1
     products = [n for opcode, n in facts.loop.ptx.by_opcode.items() if opcode.startswith("wgmma.mma")]
     assert sum(products) == scores * 64 // 16 + 64 // 16
     assert facts.loop.serialised is False
     if facts.loop.sass is not None:
         hgmma = [n for opcode, n in facts.loop.sass.by_opcode.items() if opcode.startswith("HGMMA")]
         assert sum(hgmma) == sum(products)
+        assert facts.loop.sass.by_kind.get(Kind.VOTE.value, 0) == scores - 1
     assert facts.simulation.relative_error < 8e-3
 
 
@@ -208,14 +211,22 @@ def softmax_between_issue_and_wait(config: str) -> dict[str, bool]:
     }
 
 
-@pytest.mark.parametrize("config", [HOPPER_OVERLAPPED, HOPPER_GUESSING])
-def test_with_overlap_softmax_runs_while_the_step_befores_output_is_multiplied(config):
+@pytest.mark.parametrize(("config", "first"), [(HOPPER_OVERLAPPED, 2), (HOPPER_GUESSING, 3)], ids=str)
+def test_with_overlap_softmax_runs_while_the_step_befores_output_is_multiplied(config, first):
+    """Shown are the second and the third iteration of the loop, which a kernel that guesses enters after the two blocks
+    that hold a row's first 128 keys."""
+    assert explained(config).timeline.first_step == first
     assert softmax_between_issue_and_wait(config) == {
-        "S of step 2": False,
-        "O of step 1": True,
-        "S of step 3": False,
-        "O of step 2": True,
+        f"S of step {first}": False,
+        f"O of step {first - 1}": True,
+        f"S of step {first + 1}": False,
+        f"O of step {first}": True,
     }
+
+
+def test_the_producers_loop_begins_with_the_second_step_whatever_the_consumers_do():
+    assert {timeline.first_step for timeline in explained(HOPPER_GUESSING).timelines[:-1]} == {3}
+    assert explained(HOPPER_GUESSING).timelines[-1].first_step == 2
 
 
 def test_without_overlap_no_product_is_under_way_during_softmax():
@@ -243,19 +254,27 @@ def test_consumers_wait_for_each_tile_and_take_turns_once_a_step():
 
 
 def test_a_guess_that_goes_well_saves_maxima_and_computes_no_scores_twice():
+    """One exponential a score; and between lanes, a vote on whether exponentials overflowed, and one on whether a sum
+    has grown."""
     guessed, sought = explained(HOPPER_GUESSING), explained(HOPPER_OVERLAPPED)
-    for kind in (Kind.MMA, Kind.EXPONENTIAL):
-        lengths = [
-            sum(span.length for span in facts.timeline.spans if span.kind == kind.value) for facts in (guessed, sought)
-        ]
-        assert lengths[0] == lengths[1], kind
+    of_guess, of_search = (
+        Counter(kind for span in facts.timeline.spans for kind in span.length * [span.kind])
+        for facts in (guessed, sought)
+    )
+    assert of_guess[Kind.MMA.value] == of_search[Kind.MMA.value]
+    assert of_guess[Kind.EXPONENTIAL.value] == 2 * 64 // 2 < of_search[Kind.EXPONENTIAL.value]
+    assert of_guess[Kind.SHUFFLE.value] == 2 * 2
     assert guessed.effects.instructions_per_step < sought.effects.instructions_per_step
-    assert not any(span.kind == Kind.SHUFFLE.value for span in guessed.timeline.spans)
+
+
+def test_where_sums_stay_small_o_is_not_rescaled():
+    assert [phase.name for phase in explained(HOPPER_GUESSING).timeline.phases] == 2 * ["softmax"]
 
 
 def test_votes_on_a_guess_are_told_from_turns():
-    barriers = subjects(explained(HOPPER_GUESSING).timeline, Kind.BARRIER)
-    assert barriers == {"release": 2 * 2, "turn": 2 * 2, "guess": 2}
+    timeline = explained(HOPPER_GUESSING).timeline
+    assert subjects(timeline, Kind.BARRIER) == {"release": 2 * 2, "turn": 2 * 2}
+    assert subjects(timeline, Kind.VOTE) == {"guess": 2}
 
 
 def test_scores_computed_again_belong_to_the_step_whose_guess_failed():

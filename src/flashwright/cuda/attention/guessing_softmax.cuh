@@ -29,9 +29,6 @@
 #include "ptx/shuffle.cuh"
 #include "tile/accumulator.cuh"
 
-// Of each row, from its last key on, in whole blocks.
-constexpr int keys_with_care = 128;
-
 template <class Policy> struct GuessingSoftmax {
     static constexpr int row_tiles = 1;
     // Sums of a thread. In fp16 each exponential must fit in; in bf16 V needs exponents of fp32 too, and a reference may

@@ -23,8 +23,6 @@ template <> struct SoftmaxOf<true> {
 };
 using Softmax = SoftmaxOf<cfg::guesses_maxima>::type;
 
-constexpr int blocks_with_care = ceil_div(keys_with_care, cfg::B_c);
-
 // The steps of a warpgroup's rows.
 struct WarpgroupSteps : Steps {
     bool begins_with_half; // its rows attend to the first half of their first block, and to no more of it
@@ -33,7 +31,7 @@ struct WarpgroupSteps : Steps {
     DEVICE WarpgroupSteps(const HopperTileWork &work, int row)
         : Steps(work.keys.steps_of(work.window, row, last_row(work, row))) {
         // Of the row whose last key comes first, the last block with care.
-        const int last_with_care = work.window.last_key(row) / cfg::B_c - (blocks_with_care - 1);
+        const int last_with_care = work.window.last_key(row) / cfg::B_c - (shape::blocks_with_care - 1);
         const int first_block = work.keys.first_block + work.keys.count - 1;
         care_end = clamp(first_block - last_with_care + 1, plain_begin, work.keys.count);
         const int first_block_keys = work.window.keys_up_to_last(last_row(work, row)) - work.keys.first_key(begin);
@@ -292,7 +290,8 @@ struct Consumer {
         bool in_first_blocks[halves];
         for (int half = 0; half < halves; ++half) {
             const int row = work.q_row + row_in_tile + accumulator_row(0, half);
-            in_first_blocks[half] = work.keys.first_key(step) + blocks_with_care * cfg::B_c > work.window.last_key(row);
+            const int end_with_care = work.keys.first_key(step) + shape::blocks_with_care * cfg::B_c;
+            in_first_blocks[half] = end_with_care > work.window.last_key(row);
         }
         return softmax.step_with_care(scores, in_first_blocks);
     }

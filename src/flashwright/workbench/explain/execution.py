@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flashwright.compiler.kernel import Kernel
-from flashwright.kernels.explanation import FIRST_WARP, SharedMap, TracedWarp
+from flashwright.kernels.explanation import SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
 from flashwright.problem.dtypes import NUMPY_DTYPES
 from flashwright.problem.reference import reference_forward, relative_error
@@ -17,13 +17,13 @@ from flashwright.runtime.simulated import simulate_forward
 from flashwright.simulator.access_patterns import global_cost, shared_cost
 from flashwright.simulator.run import Run
 from flashwright.simulator.trace import MemoryAccess, TraceEntry
-from flashwright.workbench.explain.explanations import explanation_of
+from flashwright.workbench.explain.explanations import counted_warp, explanation_of
 from flashwright.workbench.explain.facts import SharedTraffic, Simulation, StepCounts
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.loop import Loop, ptx_loop
 
 STEADY_ITERATION = 1
-"""The loop's second iteration: nothing is left of the start."""
+"""The loop's second iteration: its copies and products are those of all that follow. Softmax may still rescale."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,12 @@ class Execution:
     relative_error: float
 
 
-def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp = FIRST_WARP) -> Execution:
-    """Runs the kernel's loop that many times on random inputs of one head and one block of Q."""
+def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None) -> Execution:
+    """Runs a warp's loop that many times on random inputs of one head and one block of Q; by default, that of the warp
+    whose instructions are counted."""
     config = kernel.config
-    steps = iterations + explanation_of(config).steps_before_loop(config)
+    warp = warp or counted_warp(config)
+    steps = iterations + warp.steps_before_loop
     q, k, v = _inputs(config, config.B_r, steps * config.B_c)
     simulation = simulate_forward(config, q, k, v, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number))
     trace = simulation.run.trace
@@ -113,7 +115,7 @@ def step_counts(execution: Execution, shared: SharedMap) -> StepCounts:
             ideal[key] += cost.ideal
     return StepCounts(
         instructions=len(entries),
-        barriers=sum(kind_of_ptx(entry.opcode) is Kind.BARRIER for entry in entries),
+        barriers=sum(kind_of_ptx(entry.opcode) in (Kind.BARRIER, Kind.VOTE) for entry in entries),
         global_sectors=sectors,
         shared=tuple(SharedTraffic(*key, accesses[key], wavefronts[key], ideal[key]) for key in sorted(accesses)),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashwright.kernels.explanation import Explanation, SharedMap
+from flashwright.kernels.explanation import Explanation, SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of, tile_shapes
 from flashwright.workbench.explain.instruction_kinds import Kind
@@ -16,10 +16,14 @@ def explanation_of(config: KernelConfig) -> Explanation:
     return family.explanation
 
 
+def counted_warp(config: KernelConfig) -> TracedWarp:
+    """The warp whose instructions are counted."""
+    return explanation_of(config).warps(config)[0]
+
+
 def loop_kinds_of(config: KernelConfig) -> list[Kind]:
     """What the loop has in it whose instructions are counted."""
-    counted = explanation_of(config).warps(config)[0]
-    return [Kind[name] for name in counted.loop_kinds]
+    return [Kind[name] for name in counted_warp(config).loop_kinds]
 
 
 def shared_map_of(config: KernelConfig) -> SharedMap:

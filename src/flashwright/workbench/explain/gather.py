@@ -9,7 +9,7 @@ from typing import Any
 from flashwright.compiler.kernel import Kernel
 from flashwright.compiler.occupancy import occupancy
 from flashwright.hardware.architectures import architecture
-from flashwright.kernels.explanation import FIRST_WARP, ExecutedLoads, TracedWarp
+from flashwright.kernels.explanation import ExecutedLoads, TracedWarp
 from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.registry import as_config, family_of, rejection_reason, search_space_of, tile_shapes
 from flashwright.runtime.compiling import compile_many
@@ -18,7 +18,7 @@ from flashwright.workbench.explain.code_orders import code_orders, order_archite
 from flashwright.workbench.explain.core_matrices import core_matrix_facts
 from flashwright.workbench.explain.disassembly import DisassemblyError, disassemble
 from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution, execute, simulation_facts, step_counts
-from flashwright.workbench.explain.explanations import explanation_of, loop_kinds_of, shared_map_of
+from flashwright.workbench.explain.explanations import counted_warp, explanation_of, loop_kinds_of, shared_map_of
 from flashwright.workbench.explain.facts import (
     ConfigFacts,
     Effects,
@@ -82,9 +82,9 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
     kernels = dict(zip(configs, compile_many(configs, arch, progress=progress), strict=True))
     kernel = kernels[config]
     warps = of_config.warps(config)
-    runs = [(each, FIRST_WARP) for each in configs if each != config] + [(config, warp) for warp in warps]
+    runs = [(each, counted_warp(each)) for each in configs if each != config] + [(config, warp) for warp in warps]
     traced = _execute_all(kernels, runs, traced_longer=drawn, progress=progress)
-    executions = {each: execution for (each, warp), execution in traced.items() if warp in (FIRST_WARP, warps[0])}
+    executions = {each: execution for (each, warp), execution in traced.items() if warp == counted_warp(each)}
     effects = {each: _effects(kernels[each], executions.get(each)) for each in configs}
     own = executions.get(config)
     return ConfigFacts(

@@ -12,6 +12,7 @@ class Kind(Enum):
     COPY = "copy global → shared"
     WAIT = "commit and wait for copies"
     BARRIER = "barrier"
+    VOTE = "barrier with a vote"
     LOAD = "load fragments (ldmatrix)"
     MMA = "matrix product (mma)"
     PRODUCT_WAIT = "commit and wait for products"
@@ -38,6 +39,7 @@ _PTX_RULES = _rules(
         Kind.WAIT: r"cp\.async(\.bulk)?\.(commit_group|wait)|mbarrier\.(try_|test_)?wait",
         Kind.PRODUCT_WAIT: r"wgmma\.(wait|commit|fence)",
         Kind.COPY: r"cp\.async",
+        Kind.VOTE: r"bar(rier)?(\.cta)?\.red",
         Kind.BARRIER: r"bar(?!\.warp)\b|barrier|mbarrier|fence|membar",
         Kind.LOAD: r"ldmatrix",
         Kind.MMA: r"mma|wgmma\.mma",
@@ -58,6 +60,7 @@ _SASS_RULES = _rules(
         Kind.WAIT: r"LDGDEPBAR|DEPBAR|ARRIVES|SYNCS\.PHASECHK",
         Kind.PRODUCT_WAIT: r"WARPGROUP",
         Kind.COPY: r"LDGSTS|UTMALDG|UBLKCP",
+        Kind.VOTE: r"BAR\.RED",
         Kind.BARRIER: r"BAR|SYNCS|MEMBAR|FENCE|ERRBAR|CCTL",
         Kind.LOAD: r"LDSM",
         Kind.MMA: r"HMMA|HGMMA|IMMA|QGMMA",

@@ -15,7 +15,6 @@ from flashwright.kernels.registry import family_of
 from flashwright.problem.variant import PLAIN
 from flashwright.simulator.trace import TraceEntry
 from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution
-from flashwright.workbench.explain.explanations import explanation_of
 from flashwright.workbench.explain.facts import Phase, Span, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.markers import OPERAND, PHASE, PRODUCT, Markers
@@ -59,7 +58,7 @@ def timeline_of(config: KernelConfig, execution: Execution, shared: SharedMap) -
     copying = {index for copy in through_registers for index in copy.instructions}
     return Timeline(
         step_starts=(*(start - first for start, _ in shown), end - first),
-        first_step=STEADY_ITERATION + explanation_of(config).steps_before_loop(config),
+        first_step=STEADY_ITERATION + execution.warp.steps_before_loop,
         spans=tuple(spans(reading.kind_and_subject(trace[i], i in copying) for i in range(first, end))),
         flights=tuple(flights_within(sorted(flights, key=lambda flight: flight.start), first, end)),
         phases=tuple(
@@ -104,6 +103,8 @@ class Reading:
         kind = kind_of_ptx(entry.opcode)
         if kind is Kind.BARRIER:
             return _use_of_barrier(entry)
+        if kind is Kind.VOTE:
+            return VOTE
         if is_asynchronous_product(entry):
             return self.markers.value(entry.source, PRODUCT)
         if is_bulk_copy(entry) or entry.opcode.startswith("mbarrier"):
@@ -137,10 +138,8 @@ class Reading:
 
 
 def _use_of_barrier(entry: TraceEntry) -> str | None:
-    """Barriers of all threads have no name. Those of some threads pass a turn, or collect votes; those in shared
-    memory announce bytes that are to come, or release a stage."""
+    """Barriers of all threads have no name. Those of some threads pass a turn; those in shared memory announce
+    bytes that are to come, or release a stage."""
     if entry.opcode.startswith("mbarrier"):
         return ANNOUNCEMENT if "expect_tx" in entry.opcode else RELEASE
-    if ".red" in entry.opcode:
-        return VOTE
     return TURN if "," in entry.text else None

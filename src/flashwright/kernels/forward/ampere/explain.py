@@ -21,6 +21,7 @@ from flashwright.kernels.explanation import (
     SharedMap,
     SharedRegion,
     TimelineTexts,
+    TracedWarp,
 )
 from flashwright.kernels.forward.ampere.config import MAX_WARPS, FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.registers import estimate, register_phases
@@ -72,7 +73,8 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "one K and one V block in shared memory, with two barriers a step",
     ),
     "lazy_rescale": (
-        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential",
+        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential, or, without "
+        "mma_row_sum, a key dominates the row",
         "O is rescaled in every step",
     ),
     "keep_order": (
@@ -221,8 +223,9 @@ def work_per_step(config: FlashForwardKernelConfig) -> int:
     return config.B_r // config.n_warps * config.B_c
 
 
-def steps_before_loop(config: FlashForwardKernelConfig) -> int:
-    return int(config.peeled_first_step)
+def warps(config: FlashForwardKernelConfig) -> tuple[TracedWarp, ...]:
+    """The first one; all do the same."""
+    return (TracedWarp(0, steps_before_loop=int(config.peeled_first_step)),)
 
 
 def row_stride(config: FlashForwardKernelConfig) -> int:
@@ -275,7 +278,7 @@ EXPLANATION = Explanation(
     work_per_step=work_per_step,
     assembler_knobs=("assembler_reorders",),
     buffering=buffering,
-    steps_before_loop=steps_before_loop,
+    warps=warps,
     row_stride=row_stride,
     also_drawn=lambda config: (without_or_with_swizzle(config),),
     banks=banks,

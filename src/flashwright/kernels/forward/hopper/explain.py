@@ -36,6 +36,7 @@ from flashwright.kernels.forward.hopper.config import (
 )
 from flashwright.kernels.forward.hopper.shapes import (
     BARRIER_PAIR_BYTES,
+    KEYS_WITH_CARE,
     PANEL_COLUMNS,
     PANEL_ROW_BYTES,
     TILE_BYTES,
@@ -62,13 +63,14 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "one thread block per tile of Q; each starts with nothing in shared memory",
     ),
     "lazy_rescale": (
-        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential; only then "
-        "do lanes exchange maxima",
+        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential, or a key "
+        "dominates the row; only then do lanes exchange maxima",
         "lanes exchange maxima and O is rescaled in every step",
     ),
     "guesses_maxima": (
-        "in steps without a mask exponentials are taken relative to the maxima so far, and no maximum is searched for; "
-        "if their sums show that one is stale, the warpgroup computes the scores again, and searches",
+        f"after a row's first {KEYS_WITH_CARE} keys, steps without a mask take exponentials relative to the reference "
+        "found there, and search for no maximum; if their sums are large, the reference is lifted by a power of two; "
+        "if they overflow, the warpgroup computes the scores again, and searches in the rest of its tile",
         "every step searches for its largest scores before it takes exponentials",
     ),
 }
@@ -135,9 +137,12 @@ def register_phases(config: HopperForwardKernelConfig) -> tuple[RegisterPhase, .
     P = OperandRegisters(
         "P operand", derived.S_registers // 2, f"{WARPGROUP_ROWS} × {config.B_c} at 16 bits ÷ {WARPGROUP_THREADS}"
     )
-    row_state = OperandRegisters("row max and sum", 4, "2 rows × (maximum + sum)")
-    # Added to the sums only if the guess was right.
-    guess = (OperandRegisters("guessed sums", 2, "2 rows"),) if config.guesses_maxima else ()
+    if config.guesses_maxima:
+        row_state = OperandRegisters("row state", 8, "2 rows × (reference + sum + its rounding + O's factor)")
+        # Added to the sums only if no exponential overflowed.
+        guess: tuple[OperandRegisters, ...] = (OperandRegisters("guessed sums", 2, "2 rows"),)
+    else:
+        row_state, guess = OperandRegisters("row max and sum", 4, "2 rows × (maximum + sum)"), ()
     if config.overlaps_softmax:
         return (
             RegisterPhase("S, O issued", (O, S, P, row_state)),
@@ -243,18 +248,19 @@ def work_per_step(config: HopperForwardKernelConfig) -> int:
     return WARPGROUP_ROWS // WARPS_PER_WARPGROUP * config.B_c
 
 
-def steps_before_loop(config: HopperForwardKernelConfig) -> int:
-    """The first step has nothing to rescale, and with overlap no product to overlap with."""
-    return 1
-
-
 def warps(config: HopperForwardKernelConfig) -> tuple[TracedWarp, ...]:
-    """The first warp of each consumer warpgroup, and the producer."""
+    """The first warp of each consumer warpgroup, and the producer. The first step has nothing to rescale, and with
+    overlap no product to overlap with. A kernel that guesses has a loop of steps with care too, in front of the one
+    that votes."""
+    loop_kinds: tuple[str, ...] = ("MMA", "EXPONENTIAL")
+    steps_before_loop = 1
+    if config.guesses_maxima:
+        loop_kinds, steps_before_loop = (*loop_kinds, "VOTE"), HopperTileShapes(config).blocks_with_care
     consumers = (
-        TracedWarp(WARPS_PER_WARPGROUP * index, f"consumer warpgroup {index}", CONSUMER)
+        TracedWarp(WARPS_PER_WARPGROUP * index, f"consumer warpgroup {index}", CONSUMER, loop_kinds, steps_before_loop)
         for index in range(config.n_consumers)
     )
-    return (*consumers, TracedWarp(config.n_warps, "producer", PRODUCER, ("COPY",)))
+    return (*consumers, TracedWarp(config.n_warps, "producer", PRODUCER, ("COPY",), steps_before_loop=1))
 
 
 # --- Pictures --------------------------------------------------------------------------------------------------
@@ -298,7 +304,6 @@ EXPLANATION = Explanation(
     register_limit=register_limit,
     reallocations=reallocations,
     buffering=buffering,
-    steps_before_loop=steps_before_loop,
     warps=warps,
     banks=banks,
     product=Product.WGMMA,

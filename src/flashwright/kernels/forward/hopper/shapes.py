@@ -16,6 +16,8 @@ TILE_STAGES = 2
 """Tiles that the scheduler may announce ahead."""
 TILE_BYTES = 16
 """Of an announcement."""
+KEYS_WITH_CARE = 128
+"""Of each row, from its last key on: a softmax that guesses finds its reference among them."""
 
 
 class HopperTileShapes:
@@ -43,6 +45,11 @@ class HopperTileShapes:
     def half_block(self) -> int:
         """Keys of about half a block, in whole steps of the product that sums over them."""
         return -(-self.config.B_c // 2 // 16) * 16
+
+    @property
+    def blocks_with_care(self) -> int:
+        """Of each row, the first blocks that a softmax that guesses searches for maxima."""
+        return -(-KEYS_WITH_CARE // self.config.B_c)
 
     @property
     def Q_bytes(self) -> int:

@@ -35,6 +35,7 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
                 "panels",
                 "half_block",
                 "halves_first_block",
+                "blocks_with_care",
                 "spreads_chains",
                 "Q_stages",
                 "Q_bytes",

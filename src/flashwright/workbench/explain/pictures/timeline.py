@@ -53,7 +53,7 @@ _WARP = (
 )
 _CONSUMER = (
     _Lane("turns", (Kind.BARRIER,), "barrier", "turn", is_rare=True),
-    _Lane("guesses", (Kind.BARRIER,), "barrier", "guess", is_rare=True),
+    _Lane("guesses", (Kind.VOTE,), "barrier", "guess", is_rare=True),
     _Lane("is K full?", (Kind.WAIT,), "copy", "K", is_rare=True),
     _Lane("is V full?", (Kind.WAIT,), "copy", "V", is_rare=True),
     _Lane("wgmma S", (Kind.MMA,), "mma", "S", is_rare=True),
