@@ -119,30 +119,32 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < halves; ++half)
-                any |= outgrown(maximum[m][half], row_max[m][half], row_sum[m][2 * half]);
+                any |= outgrown(m, half, maximum[m][half]);
         if (!__any_sync(all_lanes, any))
             return false;
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < halves; ++half) {
-                const float sum = row_sum[m][2 * half];
-                maximum[m][half] = quad_max(maximum[m][half]);
-                if (!outgrown(maximum[m][half], row_max[m][half], Policy::mma_row_sum ? sum : quad_sum(sum)))
-                    maximum[m][half] = row_max[m][half];
+                // What dominates is for each thread to tell; of maxima that of the row will do.
+                const float of_row = quad_max(maximum[m][half]);
+                const bool grows = Policy::mma_row_sum ? outgrown(m, half, of_row)
+                                                       : quad_any(outgrown(m, half, maximum[m][half]));
+                maximum[m][half] = grows ? of_row : row_max[m][half];
             }
         return true;
     }
 
-    // Whether a score is so far above what its row's exponentials are relative to that it might overflow 16 bits. Until
-    // then the old reference serves as well: the final division cancels it. But where the sum is of exponentials before
-    // rounding, that of a key that dominates the row should be exactly one, or its rounding shows in O. (A part of the
-    // sum makes this true too often.)
-    DEVICE bool outgrown(float score, float reference, float sum) const {
-        constexpr float log2_most = 8, dominating = 0.25f;
+    // Whether one of a thread's scores is so far above what its row's exponentials are relative to that it might
+    // overflow 16 bits. Until then the old reference serves as well: the final division cancels it. But where the sum is
+    // of exponentials before rounding, that of a key that dominates the row should be exactly one, or its rounding shows
+    // in O: one that exceeds the thread's part of the sum.
+    DEVICE bool outgrown(int m, int half, float score) const {
+        constexpr float log2_most = 8;
         const float unit = Policy::optimized ? scale : log2_e; // scores are scaled already if not optimised
-        const float difference = (score - reference) * unit;
-        const bool dominates = !Policy::mma_row_sum && difference > 0 && exp2_approx(difference) > dominating * sum;
+        const float difference = (score - row_max[m][half]) * unit;
+        const bool dominates =
+            !Policy::mma_row_sum && difference > 0 && exp2_approx(difference) > row_sum[m][2 * half];
         return difference > log2_most || dominates;
     }
 
