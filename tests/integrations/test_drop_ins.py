@@ -259,7 +259,9 @@ STARTS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
     ],
 )
 def test_the_functions_have_the_parameters_of_flash_attn(function, parameters):
-    assert list(inspect.signature(function).parameters) == parameters
+    """What is theirs alone can only be given by name."""
+    found = inspect.signature(function).parameters.values()
+    assert [each.name for each in found if each.kind is not each.KEYWORD_ONLY] == parameters
 
 
 def rows_first(truth: Any) -> Any:
