@@ -30,10 +30,11 @@ struct WarpgroupSteps : Steps {
 
     DEVICE WarpgroupSteps(const HopperTileWork &work, int row)
         : Steps(work.keys.steps_of(work.window, row, last_row(work, row))) {
-        // Of the row whose last key comes first, the last block with care.
+        // Of the row whose last key comes first, the last block with care: its first block is, so that all that need a
+        // mask on the right are.
         const int last_with_care = work.window.last_key(row) / cfg::B_c - (shape::blocks_with_care - 1);
         const int first_block = work.keys.first_block + work.keys.count - 1;
-        care_end = clamp(first_block - last_with_care + 1, plain_begin, work.keys.count);
+        care_end = min(first_block - last_with_care + 1, work.keys.count);
         const int first_block_keys = work.window.keys_up_to_last(last_row(work, row)) - work.keys.first_key(begin);
         begins_with_half = first_block_keys <= shape::half_block;
     }
