@@ -1,0 +1,103 @@
+"""What becomes of the guesses of the Hopper kernel's softmax on given scores: a model of guessing_softmax.cuh.
+
+A warpgroup of 64 rows visits blocks of keys from the last to the first. The model follows the references and the sums
+of its rows, in float64, by the kernel's rules; it computes no output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashwright.kernels.forward.hopper.config import WARPGROUP_ROWS
+from flashwright.kernels.forward.hopper.shapes import KEYS_WITH_CARE
+from flashwright.problem.dtypes import DType
+
+LANES = 4
+"""That share a row: each has two neighbouring columns of every eight."""
+MOST = {DType.BF16: 2.0**40, DType.FP16: 2.0**6}
+OVERFLOWING = {DType.BF16: 2.0**96, DType.FP16: 2.0**15}
+HEADROOM = {DType.BF16: 24, DType.FP16: 0}
+
+
+@dataclass
+class Guesses:
+    """Steps of warpgroups, by what became of them. Steps in which a row is in its first keys guess nothing."""
+
+    steps: int = 0
+    """Without care, and with care because exponentials overflowed before."""
+    lifted: int = 0
+    """In which the reference of some row was lifted."""
+    overflowed: int = 0
+    """Whose scores were computed twice."""
+    with_care: int = 0
+    """That searched for maxima because an earlier step of the tile overflowed."""
+
+    def add(self, other: Guesses) -> None:
+        self.steps += other.steps
+        self.lifted += other.lifted
+        self.overflowed += other.overflowed
+        self.with_care += other.with_care
+
+
+def guesses(scores: np.ndarray, dtype: DType, block_keys: int) -> Guesses:
+    """Of (rows, keys) scores in units of the exponent of 2, minus infinity where a row does not attend."""
+    found = Guesses()
+    for first in range(0, len(scores), WARPGROUP_ROWS):
+        found.add(_of_warpgroup(scores[first : first + WARPGROUP_ROWS], dtype, block_keys))
+    return found
+
+
+def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int) -> Guesses:
+    rows, keys = scores.shape
+    attends = np.isfinite(scores)
+    last_key = np.where(attends.any(axis=1), keys - 1 - attends[:, ::-1].argmax(axis=1), -1)
+    blocks_with_care = -(-KEYS_WITH_CARE // block_keys)
+    reference, sums = np.full(rows, -np.inf), np.zeros((rows, LANES))
+    found, overflowed = Guesses(), False
+    for block in range((keys - 1) // block_keys, -1, -1):
+        part = scores[:, block * block_keys : (block + 1) * block_keys]
+        if not np.isfinite(part).any():
+            continue
+        in_first_blocks = (block + blocks_with_care) * block_keys > last_key
+        exponentials = _exponentials(part, reference)
+        guessed = not in_first_blocks.any()
+        found.steps += guessed
+        if guessed and overflowed:
+            found.with_care += 1
+        elif guessed and (_lane_sums(exponentials) >= OVERFLOWING[dtype]).any():
+            overflowed = True
+            found.overflowed += 1
+        if overflowed or not guessed:
+            raises = (in_first_blocks & (part.max(axis=1) > reference)) | (
+                exponentials.max(axis=1) >= OVERFLOWING[dtype]
+            )
+            raised = np.where(raises, part.max(axis=1), reference)
+            sums *= _power(reference - raised)[:, None]
+            reference = raised
+        sums += _lane_sums(_exponentials(part, reference))
+        largest = sums.max(axis=1)
+        lifts = largest > MOST[dtype]
+        found.lifted += guessed and bool(lifts.any())
+        by = np.where(lifts, np.floor(np.log2(np.maximum(largest, 1))) + HEADROOM[dtype], 0)
+        sums, reference = sums * _power(-by)[:, None], reference + by
+    return found
+
+
+def _exponentials(part: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    return _power(part - np.where(np.isfinite(reference), reference, 0)[:, None])
+
+
+def _power(exponents: np.ndarray) -> np.ndarray:
+    """Of 2; infinite where fp32 is, and one for the difference of two infinities."""
+    exponents = np.nan_to_num(exponents, nan=0.0, posinf=np.inf, neginf=-np.inf)
+    return np.where(exponents >= 128, np.inf, np.exp2(np.minimum(exponents, 127.0)))
+
+
+def _lane_sums(exponentials: np.ndarray) -> np.ndarray:
+    rows, columns = exponentials.shape
+    whole = np.zeros((rows, -(-columns // 8) * 8))
+    whole[:, :columns] = exponentials
+    sums: np.ndarray = whole.reshape(rows, -1, LANES, 2).sum(axis=(1, 3))
+    return sums
