@@ -13,16 +13,7 @@ torch = pytest.importorskip("torch")
 from flashwright.attention import attention
 from flashwright.integrations.flash_attn import flash_attn_varlen_func
 
-from .tools import this_arch
-
 ROWS = 1500
-
-
-@pytest.fixture(params=["ampere", "hopper"])
-def family(request) -> str:
-    if request.param == "hopper" and this_arch() != "sm_90":
-        pytest.skip("the Hopper family needs a Hopper GPU")
-    return str(request.param)
 
 
 @pytest.fixture(params=[torch.float16, torch.bfloat16], ids=["fp16", "bf16"])

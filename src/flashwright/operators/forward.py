@@ -26,6 +26,10 @@ INVARIANT_LENGTHS = (8192, 8192)
 """Of queries and keys: whatever a problem's own, a row-invariant call uses the config for these."""
 
 
+def lengths_to_choose_for(q_length: int, kv_length: int, *, row_invariant: bool) -> tuple[int, int]:
+    return INVARIANT_LENGTHS if row_invariant else (q_length, kv_length)
+
+
 @lru_cache(maxsize=1024)
 def call_kind(
     options: AttentionOptions,
@@ -39,7 +43,7 @@ def call_kind(
     """Calls on one GPU with the same options; kernels are chosen by head dimension and lengths when they come."""
 
     def choose(head_dim: int, q_length: int, kv_length: int) -> KernelConfig:
-        lengths = INVARIANT_LENGTHS if row_invariant else (q_length, kv_length)
+        lengths = lengths_to_choose_for(q_length, kv_length, row_invariant=row_invariant)
         return chosen_config(
             dtype, head_dim, options.window, *lengths, gpu=gpu_model(device_index), config=config, family=family
         )
@@ -52,7 +56,7 @@ def config_chosen_for(
 ) -> KernelConfig:
     """The config that a call on these tensors uses."""
     gpu = gpu_model(q.device.index) if not isinstance(q, np.ndarray) and q.is_cuda else None
-    lengths = INVARIANT_LENGTHS if row_invariant else (q.shape[2], k.shape[2])
+    lengths = lengths_to_choose_for(q.shape[2], k.shape[2], row_invariant=row_invariant)
     return chosen_config(DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=gpu, family=family)
 
 
@@ -89,7 +93,7 @@ def run_on_simulator(
     """The kernel on the simulated GPU, of checked CPU tensors or arrays of any layout."""
     if is_empty(q.shape, k.shape):
         return nothing_attended(q, with_lse)
-    lengths = INVARIANT_LENGTHS if row_invariant else (q.shape[2], k.shape[2])
+    lengths = lengths_to_choose_for(q.shape[2], k.shape[2], row_invariant=row_invariant)
     chosen = chosen_config(
         DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=None, config=config, family=family
     )

@@ -161,7 +161,8 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     // becomes the running one. The row's sum is multiplied by it here.
     DEVICE float shrink_factor(int m, int half, float maximum) {
         const float grown = fmaxf(maximum, row_max[m][half]);
-        // Exactly one where nothing grows, whatever the product with the scale is rounded to.
+        // Exactly one where nothing grows: the assembler fuses a product and the difference of it and another, which then
+        // differ by a rounding. (The simulator executes PTX, which has them apart.)
         const bool stays = Policy::lazy_rescale && grown == row_max[m][half];
         const float shrink = stays ? 1 : exponential(row_max[m][half], finite(grown), finite(grown) * scale);
         row_sum[m][2 * half] *= shrink;
