@@ -11,7 +11,7 @@ run: $(VENV)/.installed
 	$(BIN)/flashwright ladder
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not slow"
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not slow" --hypothesis-profile=repeatable
 
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)

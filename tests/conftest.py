@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from flashwright import (
     AttentionVariant,
@@ -22,6 +23,10 @@ from flashwright import (
     parse_kernel_name_into_config,
 )
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE, ProgramCache
+
+# `make test` generates the same examples in every run, so that a red run can be seen again; plain pytest and
+# `make test-all` explore.
+settings.register_profile("repeatable", derandomize=True)
 
 
 @cache

@@ -66,7 +66,7 @@ def default(problem=PROBLEM, gpu=MODEL, **changes):
 # --- Results ---------------------------------------------------------------------------------------------------
 
 
-PRINTABLE = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1)
+PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1)
 
 
 @cache
