@@ -29,6 +29,10 @@ struct alignas(vector_bytes) Vector16B {
     uint32 words[vector_bytes / register_bytes];
 };
 
+struct Pair {
+    float values[2];
+};
+
 constexpr float negative_infinity = __builtin_bit_cast(float, 0xff800000);
 
 // This thread's number in its warp.

@@ -7,7 +7,7 @@ the workbench read descriptions, and hold no tables of families.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -106,6 +106,14 @@ class FamilyLadder:
 
 
 @dataclass(frozen=True)
+class Companion:
+    """A kernel that runs before or after a family's own."""
+
+    source: Callable[[Any, AttentionVariant], KernelSource]
+    threads: int
+
+
+@dataclass(frozen=True)
 class KernelFamily:
     operation: Operation
     name: str
@@ -132,6 +140,13 @@ class KernelFamily:
     space: SearchSpace | None = None
     ladder: FamilyLadder | None = None
     explanation: Explanation | None = None
+    companions: Mapping[str, Companion] = field(default_factory=dict)
+    """By name; the operation says when each of them runs."""
+
+    @property
+    def prefix(self) -> str:
+        """What the short forms of its configs begin with. That of the first family may be left out."""
+        return self.name if self.operation.name == "forward" else f"{self.name} {self.operation.name}"
 
     def launch(self, config: Any, *tensors: Any, **options: Any) -> Any:
         """How to compute with a config; tensors and options as of the operation's `launch`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from flashwright.kernels.backward.ampere import AMPERE_BACKWARD
 from flashwright.kernels.family import (
     DEFAULT_SPACE,
     FULL_SPACE,
@@ -74,14 +75,15 @@ def family_of(config: KernelConfig) -> KernelFamily:
 def parse_config(text: str) -> Any:
     """The config of any family that a text names: a short form, or the C++ name of a kernel.
 
-    Short forms begin with the name of their family, or with nothing in the family that was registered first.
+    Short forms begin with the prefix of their family, or with nothing in the family that was registered first.
     """
     first, *others = _families.values()
-    lower = text.lower()
+    words = " ".join(text.lower().split())
+    others.sort(key=lambda family: len(family.prefix), reverse=True)  # "hopper backward" before "hopper"
     for family in others:
-        if family.config_type.__name__ in text or lower.lstrip().startswith(family.name):
+        if family.config_type.__name__ in text or words.startswith(family.prefix):
             return family.parse(text)
-    named = next((family for family in others if family.name in lower), first)
+    named = next((family for family in others if family.name in words), first)
     return named.parse(text)
 
 
@@ -142,3 +144,4 @@ def _is_in(config: Any, configs: ConsideredConfigs) -> bool:
 
 register(AMPERE_FORWARD)
 register(HOPPER_FORWARD)
+register(AMPERE_BACKWARD)

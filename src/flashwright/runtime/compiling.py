@@ -40,6 +40,28 @@ def compile_kernel(
     )
 
 
+def compile_companion(
+    config: KernelConfig,
+    name: str,
+    arch: str = OLDEST,
+    variant: AttentionVariant = PLAIN,
+    *,
+    cache: ProgramCache | None = None,
+) -> Kernel[Any]:
+    """The kernel that runs before or after a config's own, by its name in the family."""
+    family = family_of(config)
+    companion = family.companions[name]
+    source = companion.source(config, variant)
+    return Kernel(
+        config=config,
+        variant=variant,
+        program=compile_source(source, family.target(arch), cache=cache),
+        shared_bytes=0,
+        threads=companion.threads,
+        source=source.flattened(),
+    )
+
+
 def compile_many(
     configs: Sequence[KernelConfig | str],
     arch: str = OLDEST,

@@ -1,21 +1,25 @@
-"""The forward kernel on the simulated GPU: the same kernel and arguments as on a real one, on NumPy arrays."""
+"""Kernels on the simulated GPU: the same kernels and arguments as on a real one, on NumPy arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flashwright.compiler.kernel import Kernel
 from flashwright.hardware.tensor_map import TensorMap
+from flashwright.kernels.backward.launch import DQ, ROWS, BackwardLaunch, scratch_for
 from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.forward.launch import PackedSequences
+from flashwright.kernels.launch import Grid
 from flashwright.kernels.registry import as_config, family_of
 from flashwright.kernels.tensors import DeviceTensor
 from flashwright.problem.dtypes import NUMPY_DTYPES
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import FULL, Window
-from flashwright.runtime.compiling import compile_kernel
+from flashwright.runtime.compiling import compile_companion, compile_kernel
 
 if TYPE_CHECKING:
     from flashwright.simulator.gpu import SimulatedGPU
@@ -88,6 +92,83 @@ def simulate_forward(
     )
     _memory_of(output)[...] = gpu.to_host(tensors[3].address)
     return ForwardSimulation(output, None if lse is None else gpu.to_host(lse_address), run)
+
+
+@dataclass(frozen=True)
+class BackwardSimulation:
+    """A simulated backward pass: its results, and what was counted in each of its kernels."""
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    run: Run
+    """Of the family's own kernel."""
+    companions: dict[str, Run]
+
+
+def simulate_backward(
+    config: KernelConfig | str,
+    do: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    *,
+    dlse: np.ndarray | None = None,
+    options: AttentionOptions | None = None,
+    starts: tuple[np.ndarray, np.ndarray] | None = None,
+    max_lengths: tuple[int, int] = (0, 0),
+    arch: str = OLDEST,
+    check_hazards: bool = True,
+    **launch_options: Any,
+) -> BackwardSimulation:
+    """The gradients of q, k and v, from that of the output, and from the forward's output and log-sum-exp."""
+    from flashwright.simulator.gpu import SimulatedGPU
+
+    known = as_config(config)
+    family = family_of(known)
+    arch = family.target(arch)
+    gpu = SimulatedGPU(arch)
+    gradients = [_nans_like(x) for x in (q, k, v)]
+    names = ("q", "k", "v", "out", "do", "dq", "dk", "dv")
+    tensors = [_upload(gpu, name, x) for name, x in zip(names, (q, k, v, out, do, *gradients), strict=True)]
+    packed = None
+    if starts is not None:
+        packed = PackedSequences(len(starts[0]) - 1, gpu.to_device(starts[0]), gpu.to_device(starts[1]), *max_lengths)
+    scratch = scratch_for(known, tensors[0], tensors[1], packed)
+    launch: BackwardLaunch = family.launch(
+        known,
+        *tensors,
+        lse_address=gpu.to_device(np.ascontiguousarray(lse, np.float32)),
+        dlse_address=0 if dlse is None else gpu.to_device(np.ascontiguousarray(dlse, np.float32)),
+        scratch_address=gpu.to_device(np.full(scratch.total // 4, np.nan, np.float32)),
+        multiprocessors=SIMULATED_MULTIPROCESSORS,
+        options=options or AttentionOptions(),
+        packed=packed,
+    )
+
+    def run(kernel: Kernel[Any], grid: Grid, parameters: Sequence[Any]) -> Run:
+        return gpu.load(kernel.ptx).launch(
+            kernel.name,
+            grid=grid,
+            block=(kernel.threads, 1, 1),
+            shared_bytes=kernel.shared_bytes,
+            args=[p if isinstance(p, TensorMap) else bytes(p) for p in parameters],
+            registers=kernel.registers,
+            check_hazards=check_hazards,
+            **launch_options,
+        )
+
+    def run_companion(name: str) -> Run:
+        return run(compile_companion(known, name, arch, launch.variant), launch.rows_grid, (launch.arguments,))
+
+    before = run_companion(ROWS)
+    own = run(compile_kernel(known, arch, launch.variant), launch.grid, launch.parameters)
+    after = run_companion(DQ)
+    for array, tensor in zip(gradients, tensors[5:], strict=True):
+        _memory_of(array)[...] = gpu.to_host(tensor.address)
+    return BackwardSimulation(*gradients, own, {ROWS: before, DQ: after})
 
 
 def _upload(gpu: SimulatedGPU, name: str, array: np.ndarray) -> DeviceTensor:

@@ -246,18 +246,3 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
         }
     }
 };
-
-// The exponentials as the A operand of O += PV: the accumulators of two 8-column tiles are one 16×16 block.
-template <DType dtype, class PFragments, int row_tiles, int column_tiles>
-DEVICE void round_to_operand(PFragments &P, const float (&S)[row_tiles][column_tiles][4]) {
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-        for (int n = 0; n < column_tiles; ++n)
-#pragma unroll
-            for (int half = 0; half < halves; ++half) {
-                int k = n / 2;
-                P.block(k / PFragments::steps_per_tile, k % PFragments::steps_per_tile, m)[n % 2 * 2 + half] =
-                    pack_16bit<dtype>(S[m][n][2 * half], S[m][n][2 * half + 1]);
-            }
-}

@@ -341,8 +341,8 @@ struct Consumer {
 
     DEVICE void store(const HopperTileWork &work, const auto &softmax) const {
         const OutputRows output(args.forward, work);
-        store_rows<cfg::dtype, output_columns>(output.O + row_in_tile * output.O_stride, output.O_stride, O[0],
-                                               output.rows - row_in_tile);
+        store_rows<cfg::dtype>(output.O + row_in_tile * output.O_stride, output.O_stride, O[0],
+                               output.rows - row_in_tile, output_columns);
         if constexpr (variant::returns_lse)
             output.store_lse(softmax, row_in_tile);
     }

@@ -21,3 +21,14 @@ template <DType dtype> DEVICE float rounded(float x) {
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 %0, low;\n}" : "=f"(back) : "r"(packed));
     return back;
 }
+
+// Two packed values, the one in the low half first.
+template <DType dtype> DEVICE Pair unpack_16bit(uint32 packed) {
+    Pair pair;
+    if constexpr (dtype == DType::BF16)
+        return {__int_as_float(packed << 16), __int_as_float(packed & 0xffff0000)};
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+        : "=f"(pair.values[0]), "=f"(pair.values[1])
+        : "r"(packed));
+    return pair;
+}

@@ -44,3 +44,13 @@ DEVICE void store_shared_16B(uint32 shared, Vector16B v) {
 DEVICE void store_shared_4B(uint32 shared, uint32 word) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
 }
+
+// Two neighbouring fp32 values.
+DEVICE Pair load_shared_8B(uint32 shared) {
+    Pair pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(pair.values[0]), "=f"(pair.values[1])
+                 : "r"(shared)
+                 : "memory");
+    return pair;
+}

@@ -1,8 +1,10 @@
 // Products of one warp by mma: C += A·B, walked along the summed dimension in register tiles.
 #pragma once
+#include "ptx/convert.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/order.cuh"
+#include "tile/accumulator.cuh"
 #include "tile/layout.cuh"
 
 // An operand in registers: 16×16 blocks, `steps_per_tile` along K by `outer_blocks` across, in `buffers` tiles.
@@ -15,8 +17,9 @@ template <int tiles_, int steps_per_tile_, int outer_blocks_, int buffers> struc
     DEVICE uint32 (&block(int tile, int step, int outer))[4] { return blocks[tile % buffers][step][outer]; }
 };
 
-// How an operand's block lies in shared memory: a row per row of A (Q), per column of B (K), or per row of B (V).
-enum class Role { A, B, B_transposed };
+// How an operand's block lies in shared memory: a row per row of A (Q), per column of A (dS), per column of B (K), or per
+// row of B (V).
+enum class Role { A, A_transposed, B, B_transposed };
 
 // An operand whose block lies in shared memory with `rows` rows.
 template <class Fragments_, int rows, Role role> struct SharedOperand : Fragments_ {
@@ -26,12 +29,18 @@ template <class Fragments_, int rows, Role role> struct SharedOperand : Fragment
     // `ldmatrix.x4` fills four registers with the four 8×8 matrices of a block, in the order of the lanes' addresses.
     // `mma` wants A's matrices in the order down the rows first; and the two of each 8 columns of B, which are
     // rows here unless transposed, side by side:
-    //     A and B transposed  0 2    B  0 1
-    //                         1 3       2 3
-    DEVICE SharedOperand(uint32 shared, uint32 lane) : shared(shared) {
+    //     A and B transposed  0 2    B and A transposed  0 1
+    //                         1 3                        2 3
+    // The operand's columns in shared memory begin with 16 · `first_column_block`: those up to its last lie in one panel,
+    // or begin with a whole one.
+    DEVICE SharedOperand(uint32 block, uint32 lane, int first_column_block = 0) {
+        const uint32 first_vector = first_column_block * (mma_depth / vector_elements);
+        const uint32 in_panel = first_vector % layout::panel_vectors;
+        shared = block + first_vector / layout::panel_vectors * (rows * layout::row_bytes);
         const uint32 matrix_row = lane % fragment, matrix = lane / fragment;
-        lane_offset = role == Role::B ? vector_offset<mma_rows>(matrix_row + matrix / 2 * fragment, matrix % 2)
-                                      : vector_offset<mma_rows>(lane % mma_rows, lane / mma_rows);
+        lane_offset = role == Role::B || role == Role::A_transposed
+                          ? vector_offset<mma_rows>(matrix_row + matrix / 2 * fragment, in_panel + matrix % 2)
+                          : vector_offset<mma_rows>(lane % mma_rows, in_panel + lane / mma_rows);
     }
 
     DEVICE void load_tile(int tile) {
@@ -40,7 +49,7 @@ template <class Fragments_, int rows, Role role> struct SharedOperand : Fragment
 #pragma unroll
             for (int outer = 0; outer < Fragments_::outer_blocks; ++outer) {
                 int k = tile * Fragments_::steps_per_tile + step;
-                if constexpr (role == Role::B_transposed)
+                if constexpr (role == Role::B_transposed || role == Role::A_transposed)
                     ldmatrix_x4_trans(this->block(tile, step, outer),
                                       shared + block_offset<rows>(lane_offset, k, outer));
                 else
@@ -101,4 +110,19 @@ DEVICE void matmul(A &a, B &b, float (&c)[row_tiles][column_tiles][4]) {
     }
     if constexpr (keep_order)
         keep_order_here();
+}
+
+// Accumulators, rounded, as the A operand of another product: those of two 8-column tiles are one 16×16 block.
+template <DType dtype, class Operand, int row_tiles, int column_tiles>
+DEVICE void round_to_operand(Operand &a, const float (&c)[row_tiles][column_tiles][4]) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+        for (int n = 0; n < column_tiles; ++n)
+#pragma unroll
+            for (int half = 0; half < halves; ++half) {
+                int k = n / 2;
+                a.block(k / Operand::steps_per_tile, k % Operand::steps_per_tile, m)[n % 2 * 2 + half] =
+                    pack_16bit<dtype>(c[m][n][2 * half], c[m][n][2 * half + 1]);
+            }
 }

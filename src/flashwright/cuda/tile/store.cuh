@@ -21,8 +21,8 @@ DEVICE void transpose_in_quad(uint32 (&words)[4]) {
 
 // Rounds 16 rows of accumulators and stores the first `rows` of them and the first `columns` of their columns: 16 bytes
 // a lane, 64 contiguous bytes a row at a time. `tensor` is the first row's first column.
-template <DType dtype, int columns, int column_tiles>
-DEVICE void store_rows(char *tensor, int64 row_stride_bytes, const float (&c)[column_tiles][4], int rows) {
+template <DType dtype, int column_tiles>
+DEVICE void store_rows(char *tensor, int64 row_stride_bytes, const float (&c)[column_tiles][4], int rows, int columns) {
     constexpr int tiles_per_store = 4; // one for each lane of a quad
     static_assert(column_tiles % tiles_per_store == 0);
 #pragma unroll

@@ -119,7 +119,7 @@ def forward_launch(
     return ForwardLaunch(
         variant=variant,
         grid=grid,
-        arguments=_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
+        arguments=forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
         tensor_maps=() if rules.boxes is None else tensor_maps(rules.boxes(config), q, k, v),
         schedule=schedule,
     )
@@ -160,7 +160,7 @@ def check_tiles(config: Blocking, sizes: Sizes) -> None:
         raise ValueError(f"heads: {sizes.q_heads} are not allowed; allowed: up to {MAX_HEADS}")
 
 
-def _arguments(
+def forward_arguments(
     config: Blocking,
     q: DeviceTensor,
     k: DeviceTensor,
@@ -203,10 +203,10 @@ def tensor_maps(
     boxes: tuple[int, int, int, int], q: DeviceTensor, k: DeviceTensor, v: DeviceTensor
 ) -> tuple[TensorMap, ...]:
     columns, *rows = boxes
-    return tuple(_tensor_map(tensor, columns, count) for tensor, count in zip((q, k, v), rows, strict=True))
+    return tuple(tensor_map(tensor, columns, count) for tensor, count in zip((q, k, v), rows, strict=True))
 
 
-def _tensor_map(tensor: DeviceTensor, columns: int, rows: int) -> TensorMap:
+def tensor_map(tensor: DeviceTensor, columns: int, rows: int) -> TensorMap:
     """Boxes of so many rows and columns. Outside of the tensor there are zeros: this is what fills the columns up to
     d_head, and the rows of the last block."""
     return TensorMap(

@@ -21,8 +21,8 @@ from flashwright.hardware.units import (
     WARP_THREADS,
 )
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.kernels.shared_layout import MOST_SHARED_BYTES, SharedLayout
 
-MOST_SHARED_BYTES = max(architecture.shared_bytes_per_block for architecture in ARCHITECTURES.values())
 MOST_ACCUMULATORS = 512
 """fp32 accumulators of S and O per thread, which has 255 registers: a kernel that needs more than twice as many takes
 minutes to compile, and spills everything."""
@@ -56,46 +56,6 @@ class GemmShape:
     @property
     def DoubleBuffer(self) -> bool:
         return self.DoubleBufferA or self.DoubleBufferB
-
-
-@dataclass(frozen=True)
-class SharedLayout:
-    """How a block of rows × d_head elements lies in shared memory.
-
-    The block is cut into panels of up to 64 columns, so that a row of a panel is at most one bank line
-    (128 bytes); panels follow one another. Within a panel, the swizzle XORs the 16-byte column index with the
-    bank line's index: `offset ^ ((offset & swizzle_mask) >> swizzle_shift)`.
-    """
-
-    columns: int
-    panel_columns: int
-    swizzle_mask: int
-    swizzle_shift: int
-
-    @property
-    def row_bytes(self) -> int:
-        return self.panel_columns * ELEMENT_BYTES
-
-    @property
-    def segment_vectors(self) -> int:
-        """16-byte vectors of a row that are copied together: the largest power of two that divides the row."""
-        vectors = self.columns * ELEMENT_BYTES // VECTOR_BYTES
-        return vectors & -vectors
-
-    @property
-    def segments(self) -> int:
-        return self.columns * ELEMENT_BYTES // VECTOR_BYTES // self.segment_vectors
-
-    @property
-    def swizzle_period_rows(self) -> int:
-        """Rows after which the pattern repeats, so that moving on by as many is a plain addition."""
-        return (1 << self.swizzle_mask.bit_length()) // self.row_bytes if self.swizzle_mask else 1
-
-    def offset(self, row: int, column: int, rows: int) -> int:
-        """Byte offset of an element in a block of `rows` rows."""
-        panel, column = divmod(column, self.panel_columns)
-        offset = row * self.row_bytes + column * ELEMENT_BYTES
-        return panel * rows * self.row_bytes + (offset ^ ((offset & self.swizzle_mask) >> self.swizzle_shift))
 
 
 class ForwardKernelTileShapes:
@@ -299,13 +259,7 @@ class ForwardKernelTileShapes:
 
     @cached_property
     def shared_layout(self) -> SharedLayout:
-        columns = next(c for c in (64, 32, 16) if self.config.d_head % c == 0)
-        # 2^bits vectors fill a panel row; as many bits of the bank line's index are XORed onto them.
-        vectors = columns * ELEMENT_BYTES // VECTOR_BYTES
-        line_bit = BANK_LINE_BYTES.bit_length() - 1
-        vector_bit = VECTOR_BYTES.bit_length() - 1
-        mask = (vectors - 1) << line_bit if self.config.swizzled else 0
-        return SharedLayout(self.config.d_head, columns, mask, line_bit - vector_bit)
+        return SharedLayout.of(self.config.d_head, swizzled=self.config.swizzled)
 
     @property
     def Q_shared_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from flashwright.hardware.units import MMA_ROWS, VECTOR_BYTES
+from flashwright.hardware.units import MMA_ROWS
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes
 from flashwright.kernels.source import (
@@ -39,19 +39,10 @@ def forward_kernel_source(config: FlashForwardKernelConfig, variant: AttentionVa
 def _constants(
     config: FlashForwardKernelConfig, shapes: ForwardKernelTileShapes, variant: AttentionVariant
 ) -> dict[str, dict[str, Constant]]:
-    layout = shapes.shared_layout
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
         "variant": variant_constants(variant),
-        "layout": {
-            "row_bytes": layout.row_bytes,
-            "panel_vectors": layout.row_bytes // VECTOR_BYTES,
-            "segment_vectors": layout.segment_vectors,
-            "segments": layout.segments,
-            "swizzle_mask": layout.swizzle_mask,
-            "swizzle_shift": layout.swizzle_shift,
-            "swizzle_period_rows": layout.swizzle_period_rows,
-        },
+        "layout": dict(shapes.shared_layout.constants()),
         "shape": {
             "threads": shapes.threads,
             "QO_rows_per_warp": shapes.QO_rows_per_warp,

@@ -1,0 +1,63 @@
+// A tile of the backward: a block of keys of one head, and the blocks of queries that attend to any of them.
+#pragma once
+#include "attention/backward_arguments.cuh"
+#include "attention/ranges.cuh"
+#include "attention/sequences.cuh"
+
+struct KeyTile {
+    int kv_block, kv_head, batch;
+};
+
+// The first of a head's rows in the buffers of padded rows. A packed sequence begins with a whole block, behind all
+// those before it: each of them takes less than a block more than its rows.
+template <int block_queries>
+DEVICE int64 padded_row(const BackwardArguments &args, const Sequence &sequence, int head, int batch) {
+    if constexpr (variant::variable_lengths)
+        return (int64)head * args.padded_rows +
+               (sequence.q_start + (int64)batch * block_queries) / block_queries * block_queries;
+    return ((int64)batch * args.forward.q_heads + head) * args.padded_rows;
+}
+
+template <int block_queries, int block_keys> struct KeyTileWork {
+    KeyTile tile;
+    Sequence sequence;
+    int first_key, keys; // the first key, and how many there are from it to the sequence's end
+    Window window;
+    QueryBlocks<block_queries> queries;
+
+    DEVICE KeyTileWork(const BackwardArguments &args, const KeyTile &tile)
+        : tile(tile), sequence(args.forward, tile.batch), first_key(tile.kv_block * block_keys),
+          keys(sequence.kv_length - first_key),
+          window(args.forward.window_left, args.forward.window_right, args.forward.align_bottom_right,
+                 sequence.q_length, sequence.kv_length),
+          queries(window, sequence.q_length, first_key, block_keys) {}
+
+    // A packed sequence may be shorter than the longest.
+    DEVICE bool exists() const { return !variant::variable_lengths || keys > 0; }
+
+    // Heads of Q that share this head of K and V, each of which visits all its blocks of queries.
+    static DEVICE int heads(const BackwardArguments &args) {
+        return variant::grouped_heads ? args.forward.q_heads_per_kv_head : 1;
+    }
+    DEVICE int q_head(const BackwardArguments &args, int index) const { return tile.kv_head * heads(args) + index; }
+    DEVICE int steps(const BackwardArguments &args) const { return heads(args) * queries.count; }
+};
+
+// One step of a tile: a block of queries of one head.
+struct QueryStep {
+    int head;      // of Q
+    int block;     // among those that the tile visits
+    int first_row; // of the sequence
+};
+
+// The steps of a tile in order: all blocks of one head, then those of the next.
+template <class Work> struct QuerySteps {
+    const BackwardArguments &args;
+    const Work &work;
+
+    DEVICE QueryStep at(int step) const {
+        const int index = variant::grouped_heads ? step / work.queries.count : 0;
+        const int block = step - index * work.queries.count;
+        return {work.q_head(args, index), block, work.queries.first_query(block)};
+    }
+};

@@ -1,0 +1,89 @@
+// The sums of dQ in global memory, in fp32: every block of keys adds its share to the blocks of queries it visits.
+//
+// A block of queries is one stretch of memory, in the order in which threads hold its accumulators, so that a warp's
+// additions fall into whole lines. `rows` × `columns` of it are one thread block's: warps stand beside one another, in
+// `column_parts` along its columns.
+#pragma once
+#include "attention/key_tile.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/reduce.cuh"
+#include "tile/accumulator.cuh"
+
+template <int rows, int columns, int threads, int column_parts> struct DQSums {
+    static constexpr bool in_vectors = has_vector_reductions;
+    static constexpr int warps = threads / warp_threads;
+    static constexpr int row_tiles = rows * column_parts / (warps * mma_rows);
+    static constexpr int column_tiles = columns / column_parts / mma_columns;
+    using Accumulator = float[row_tiles][column_tiles][accumulator_values];
+
+    // The rows of a warp, and its columns.
+    static DEVICE int first_row(int warp) { return warp / column_parts * row_tiles * mma_rows; }
+    static DEVICE int first_column(int warp) { return warp % column_parts * column_tiles * mma_columns; }
+
+    // Adds a thread's accumulators to the block whose sums begin at `block`.
+    static DEVICE void add(float *block, const Accumulator &c) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < column_tiles; ++n)
+                if constexpr (in_vectors)
+                    reduce_add_global_16B(block + offset(threadIdx.x, m, n, 0), c[m][n]);
+                else
+#pragma unroll
+                    for (int i = 0; i < accumulator_values; ++i)
+                        reduce_add_global(block + offset(threadIdx.x, m, n, i), c[m][n][i]);
+    }
+
+    // Where an accumulator of a thread lies.
+    static constexpr DEVICE int offset(int thread, int m, int n, int i) {
+        const int tile = m * column_tiles + n;
+        return in_vectors ? (tile * threads + thread) * accumulator_values + i
+                          : (tile * accumulator_values + i) * threads + thread;
+    }
+
+    // The accumulators of 8 columns of two rows, `fragment` apart, that the four lanes of a quad hold together.
+    struct TwoRows {
+        float values[halves][mma_columns];
+    };
+    static DEVICE TwoRows load(const float *block, int warp, int quad, int m, int n) {
+        TwoRows rows_;
+        const int first_thread = warp * warp_threads + quad * 4;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            // In vectors: all that lane j holds; otherwise value j of all lanes.
+            const Vector16B v = load_global_16B(
+                block + (in_vectors ? offset(first_thread + j, m, n, 0) : offset(first_thread, m, n, j)));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int lane = in_vectors ? j : i, value = in_vectors ? i : j;
+                rows_.values[value / half_values][lane * half_values + value % half_values] =
+                    __int_as_float(v.words[i]);
+            }
+        }
+        return rows_;
+    }
+};
+
+// In order, so that sums have the same bits in every run: the blocks of keys add to a block of dQ one after the other,
+// from the last that visits it to the first. Thread blocks of later keys are launched first: none waits for one that has
+// not begun.
+struct Turn {
+    int *counter;
+    int own;
+
+    template <class Work, int block_queries, int block_keys>
+    static DEVICE Turn of(const BackwardArguments &args, const Work &work, const QueryStep &step) {
+        const int last_row = min(step.first_row + block_queries, work.sequence.q_length) - 1;
+        const int last_block = work.window.last_key(last_row) / block_keys;
+        const int64 row = padded_row<block_queries>(args, work.sequence, step.head, work.tile.batch) + step.first_row;
+        return {args.turns + row / block_queries, last_block - work.tile.kv_block};
+    }
+
+    // By one thread, before the others are let through a barrier.
+    DEVICE void wait() const {
+        while (load_acquire(counter) != own) {
+        }
+    }
+    // By one thread, behind a barrier after all additions.
+    DEVICE void pass() const { store_release(counter, own + 1); }
+};

@@ -1,0 +1,109 @@
+// The kernels before and after the backward's own: what it needs of each row of Q, and dQ from its sums.
+#pragma once
+#include "backward/dq_sums.cuh"
+#include "attention/rescaling.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/memory.cuh"
+
+using Sums = DQSums<cfg::B_r, cfg::d_head, shape::threads, shape::dQ_column_parts>;
+constexpr int row_kernel_threads = 128;
+constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
+constexpr float positive_infinity = -negative_infinity;
+
+// A block of query rows of one head: the grid is (blocks, heads, batches).
+struct QueryTile {
+    int head, batch, first_row;
+    Sequence sequence;
+    int rows; // from the first to the sequence's end
+    int64 padded;
+
+    DEVICE explicit QueryTile(const BackwardArguments &args)
+        : head(blockIdx.y), batch(blockIdx.x / args.forward.q_blocks),
+          first_row(blockIdx.x % args.forward.q_blocks * cfg::B_r), sequence(args.forward, batch),
+          rows(sequence.q_length - first_row),
+          padded(padded_row<cfg::B_r>(args, sequence, head, batch) + first_row) {}
+
+    DEVICE bool exists() const { return rows > 0; }
+    DEVICE char *row(const TensorView &tensor, int row) const {
+        return head_start(tensor, variant::variable_lengths ? 0 : batch, head) +
+               (sequence.q_start + first_row + row) * tensor.row_stride * element_bytes;
+    }
+    DEVICE float *sums(const BackwardArguments &args) const { return args.dQ_sums + padded * cfg::d_head; }
+};
+
+DEVICE float dot_of_vectors(const Vector16B &a, const Vector16B &b) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < vector_bytes / register_bytes; ++i) {
+        const Pair x = unpack_16bit<cfg::dtype>(a.words[i]), y = unpack_16bit<cfg::dtype>(b.words[i]);
+        sum += x.values[0] * y.values[0] + x.values[1] * y.values[1];
+    }
+    return sum;
+}
+
+// Before: the terms of each row, sums of dQ and turns at zero.
+template <int> __global__ void __launch_bounds__(row_kernel_threads)
+    backward_rows_kernel(const __grid_constant__ BackwardArguments args) {
+    const QueryTile tile(args);
+    if (!tile.exists())
+        return;
+    constexpr int lanes = 8; // of a row
+    const int lane = threadIdx.x % lanes;
+    for (int row = threadIdx.x / lanes; row < cfg::B_r; row += row_kernel_threads / lanes) {
+        const bool exists = row < tile.rows;
+        float dot = 0;
+        if (exists)
+            for (int vector = lane; vector < tensor_columns / vector_elements; vector += lanes)
+                dot += dot_of_vectors(load_global_16B(tile.row(args.forward.O, row) + vector * vector_bytes),
+                                      load_global_16B(tile.row(args.dO, row) + vector * vector_bytes));
+#pragma unroll
+        for (int distance = 1; distance < lanes; distance *= 2)
+            dot += __shfl_xor_sync(all_lanes, dot, distance);
+        if (lane == 0) {
+            const int64 place = tile.batch * args.forward.lse_batch_stride + tile.head * args.forward.lse_head_stride +
+                                tile.sequence.q_start + tile.first_row + row;
+            const float lse = exists ? args.forward.lse[place] : negative_infinity;
+            const bool attends = lse != negative_infinity;
+            args.row_lse[tile.padded + row] = attends ? lse * log2_e : positive_infinity;
+            args.row_dot[tile.padded + row] = attends ? dot - (args.dlse ? args.dlse[place] : 0) : 0;
+        }
+    }
+    float *sums = tile.sums(args);
+    for (int i = threadIdx.x; i < cfg::B_r * cfg::d_head / 4; i += row_kernel_threads)
+        store_global_16B(sums + 4 * i, Vector16B{});
+    if (cfg::ordered && threadIdx.x == 0)
+        args.turns[tile.padded / cfg::B_r] = 0;
+}
+
+// After: dQ, rounded. A thread has 8 columns of two rows at a time.
+template <int> __global__ void __launch_bounds__(row_kernel_threads)
+    backward_dq_kernel(const __grid_constant__ BackwardArguments args) {
+    const QueryTile tile(args);
+    if (!tile.exists())
+        return;
+    constexpr int quads = warp_threads / 4;
+    constexpr int tiles = Sums::warps * Sums::row_tiles * Sums::column_tiles;
+    const float *sums = tile.sums(args);
+    for (int i = threadIdx.x; i < tiles * quads; i += row_kernel_threads) {
+        // Neighbouring threads have neighbouring columns of a row.
+        const int n = i % Sums::column_tiles, m = i / Sums::column_tiles % Sums::row_tiles;
+        const int rest = i / (Sums::column_tiles * Sums::row_tiles), part = rest % shape::dQ_column_parts;
+        const int quad = rest / shape::dQ_column_parts % quads, group = rest / (shape::dQ_column_parts * quads);
+        const int warp = group * shape::dQ_column_parts + part;
+        const auto two = Sums::load(sums, warp, quad, m, n);
+        const int column = Sums::first_column(warp) + mma_columns * n;
+        if (column >= tensor_columns)
+            continue;
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+            const int row = Sums::first_row(warp) + mma_rows * m + fragment * half + quad;
+            Vector16B v;
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                v.words[j] = pack_16bit<cfg::dtype>(two.values[half][2 * j] * args.gradient_scale,
+                                                    two.values[half][2 * j + 1] * args.gradient_scale);
+            if (row < tile.rows)
+                store_global_16B(tile.row(args.dQ, row) + column * element_bytes, v);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+"""What the launches of a backward pass are given, checked and packed; the same for a GPU and for the simulator.
+
+Three kernels: one before, which finds what the backward needs of each row of q and clears the sums of dq; the family's
+own; and one after, which rounds the sums. All take the same arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from flashwright.hardware.tensor_map import TensorMap
+from flashwright.kernels.forward.launch import (
+    NO_OPTIONS,
+    ForwardArguments,
+    PackedSequences,
+    check_inputs,
+    check_tiles,
+    forward_arguments,
+    forward_variant,
+    tensor_map,
+)
+from flashwright.kernels.launch import Blocking, Grid, LaunchRules, Sizes
+from flashwright.kernels.operation import Operation
+from flashwright.kernels.tensors import DeviceTensor, TensorView, check_layout
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.variant import AttentionVariant
+
+
+ROWS, DQ = "rows", "dq"
+"""The companions of a backward kernel: the first runs before it, the second after it."""
+
+
+class BackwardArguments(ctypes.Structure):
+    """`BackwardArguments` of backward_arguments.cuh."""
+
+    _fields_ = (
+        ("forward", ForwardArguments),
+        ("dO", TensorView),
+        ("dQ", TensorView),
+        ("dK", TensorView),
+        ("dV", TensorView),
+        ("dlse", ctypes.c_uint64),
+        ("row_lse", ctypes.c_uint64),
+        ("row_dot", ctypes.c_uint64),
+        ("dQ_sums", ctypes.c_uint64),
+        ("turns", ctypes.c_uint64),
+        ("padded_rows", ctypes.c_int32),
+        ("kv_blocks", ctypes.c_int32),
+        ("gradient_scale", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that a backward pass works in, in bytes from its beginning: nothing of it is read before it is written."""
+
+    padded_rows: int
+    """Of each head: whole blocks of every sequence."""
+    row_lse: int
+    row_dot: int
+    dQ_sums: int
+    turns: int
+    total: int
+
+    ALIGNMENT = 256
+
+    @classmethod
+    def of(cls, config: Blocking, sizes: Sizes, *, packed_rows: int | None = None) -> Scratch:
+        """For sequences of one length, or for so many rows of packed ones."""
+        block = config.B_r
+        if packed_rows is None:
+            padded_rows, heads = sizes.q_blocks(config) * block, sizes.batches * sizes.q_heads
+        else:  # a sequence begins with a whole block
+            padded_rows = -(-(packed_rows + sizes.batches * block) // block) * block
+            heads = sizes.q_heads
+        rows = padded_rows * heads
+        row_bytes = _aligned(4 * rows)
+        sums = 2 * row_bytes
+        turns = sums + _aligned(4 * rows * config.d_head)
+        return cls(padded_rows, 0, row_bytes, sums, turns, turns + _aligned(4 * (rows // block)))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // Scratch.ALIGNMENT) * Scratch.ALIGNMENT
+
+
+@dataclass(frozen=True)
+class BackwardLaunch:
+    """The variant that differentiates a problem, grids, and the parameters to launch with."""
+
+    variant: AttentionVariant
+    rows_grid: Grid
+    """Of the kernels before and after."""
+    grid: Grid
+    arguments: BackwardArguments
+    tensor_maps: tuple[TensorMap, ...] = ()
+    """Of q, k, v and dO, for kernels that copy by them."""
+
+    @property
+    def parameters(self) -> tuple[TensorMap | ctypes.Structure, ...]:
+        """What the family's kernel takes, in order; the others take the arguments alone."""
+        return (*self.tensor_maps, self.arguments)
+
+
+def scratch_for(
+    config: Blocking, q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None = None
+) -> Scratch:
+    return Scratch.of(config, _sizes(q, k, packed), packed_rows=q.shape[2] if packed else None)
+
+
+def backward_launch(
+    rules: LaunchRules,
+    config: Blocking,
+    q: DeviceTensor,
+    k: DeviceTensor,
+    v: DeviceTensor,
+    o: DeviceTensor,
+    do: DeviceTensor,
+    dq: DeviceTensor,
+    dk: DeviceTensor,
+    dv: DeviceTensor,
+    *,
+    lse_address: int,
+    scratch_address: int,
+    multiprocessors: int,
+    options: AttentionOptions = NO_OPTIONS,
+    dlse_address: int = 0,
+    packed: PackedSequences | None = None,
+) -> BackwardLaunch:
+    """How to compute `dq`, `dk` and `dv` from inputs that are checked here, and from the output and the log-sum-exp of
+    the forward. Gradients of the log-sum-exp, unless their address is 0, are laid out as it is."""
+    check_inputs(config, q, k, v, packed)
+    for tensor, like in ((o, q), (do, q), (dq, q), (dk, k), (dv, v)):
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise ValueError(
+                f"{tensor.name}: {tensor.shape} of {tensor.dtype.name} does not match {like.name}: {like.shape} of "
+                f"{like.dtype.name}"
+            )
+    for tensor in (q, k, v, o, do, dq, dk, dv):
+        check_layout(tensor)
+    options.check()
+    variant = forward_variant(
+        config,
+        options,
+        head_dim=q.shape[3],
+        grouped_heads=q.shape[1] != k.shape[1],
+        packed=packed is not None,
+        returns_lse=False,
+    )
+    sizes = _sizes(q, k, packed)
+    check_tiles(config, sizes)
+    scratch = scratch_for(config, q, k, packed)
+    kv_blocks = -(-sizes.kv_length // config.B_c)
+    arguments = BackwardArguments(
+        forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
+        *(TensorView(t.address, *t.strides[:3]) for t in (do, dq, dk, dv)),
+        dlse=dlse_address,
+        **{
+            name: scratch_address + getattr(scratch, name) for name in ("row_lse", "row_dot", "dQ_sums", "turns")
+        },
+        padded_rows=scratch.padded_rows,
+        kv_blocks=kv_blocks,
+        gradient_scale=options.scale_of(q.shape[3]),
+    )
+    if packed:
+        for view in (arguments.dO, arguments.dQ, arguments.dK, arguments.dV):
+            view.batch_stride = 0
+    maps: tuple[TensorMap, ...] = ()
+    if rules.boxes is not None:
+        columns, q_rows, k_rows, v_rows = rules.boxes(config)
+        boxes = ((q, q_rows), (k, k_rows), (v, v_rows), (do, q_rows))
+        maps = tuple(tensor_map(tensor, columns, rows) for tensor, rows in boxes)
+    return BackwardLaunch(
+        variant=variant,
+        rows_grid=(sizes.q_blocks(config) * sizes.batches, sizes.q_heads, 1),
+        grid=rules.grid(config, kv_blocks, sizes.kv_heads, sizes.batches, multiprocessors),
+        arguments=arguments,
+        tensor_maps=maps,
+    )
+
+
+BACKWARD = Operation("backward", backward_launch)
+
+
+def _sizes(q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None) -> Sizes:
+    if packed is None:
+        return Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+    return Sizes(packed.count, q.shape[1], k.shape[1], max(1, packed.max_q_length), max(1, packed.max_kv_length))
