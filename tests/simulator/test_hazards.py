@@ -7,6 +7,7 @@ import pytest
 
 from flashwright.simulator.errors import SimulationError
 from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulator.run import Run
 
 from .tools import HEADER, compile_cuda, launch
 
@@ -25,9 +26,14 @@ THREADS = 64
 
 
 def run(body: str, block: int = THREADS, **options: object) -> np.ndarray:
+    return launched(body, block, **options)[0]
+
+
+def launched(body: str, block: int = THREADS, **options: object) -> tuple[np.ndarray, Run]:
     outputs = {"out": np.zeros(256, np.int32)}
-    launch(compile_cuda(PRELUDE + body + "}"), block, outputs, np.arange(1024, dtype=np.int32), **options)
-    return outputs["out"]
+    ptx = compile_cuda(PRELUDE + body + "}")
+    result = launch(ptx, block, outputs, np.arange(1024, dtype=np.int32), **options)
+    return outputs["out"], result
 
 
 def fault(body: str, block: int = THREADS) -> SimulationError:

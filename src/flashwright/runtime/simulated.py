@@ -22,6 +22,7 @@ from flashwright.problem.window import FULL, Window
 from flashwright.runtime.compiling import compile_companion, compile_kernel
 
 if TYPE_CHECKING:
+    from flashwright.simulator.findings import HazardChecks
     from flashwright.simulator.gpu import SimulatedGPU
     from flashwright.simulator.run import Run
 SIMULATED_MULTIPROCESSORS = 4
@@ -51,7 +52,7 @@ def simulate_forward(
     starts: tuple[np.ndarray, np.ndarray] | None = None,
     max_lengths: tuple[int, int] = (0, 0),
     arch: str = OLDEST,
-    check_hazards: bool = True,
+    check_hazards: HazardChecks = True,
     **launch_options: Any,
 ) -> ForwardSimulation:
     """What `run_forward` computes, of (batch, heads, rows, head_dim) arrays. `starts` are cu_seqlens of q and k.

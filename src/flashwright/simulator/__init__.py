@@ -7,12 +7,14 @@ a faulty kernel raises `SimulationError`.
 
 from .counters import InstructionCounts
 from .errors import OtherParty, SimulationError
+from .findings import Finding
 from .gpu import SimulatedGPU
 from .module import Module
 from .ptx.lexer import PtxSyntaxError
 from .run import LaunchCounters, Run
 
 __all__ = [
+    "Finding",
     "InstructionCounts",
     "LaunchCounters",
     "Module",

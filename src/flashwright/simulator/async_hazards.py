@@ -7,12 +7,12 @@ of the writing warp, before the barrier that orders the two. What it writes beco
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .errors import ErrorKind, OtherParty
-from .hazards import PARTY_MASK, PARTY_SHIFT, THREAD_MASK, TICK, HazardTracker
+from .hazards import PARTY_MASK, PARTY_SHIFT, THREAD_MASK, TICK, HazardTracker, one_per_place
 
 if TYPE_CHECKING:
     from .wave import Wave
@@ -47,8 +47,9 @@ class AsyncHazards:
         granules = self._tracker.granules_of_chunks(access.flat, CHUNK_BYTES)
         written = self._tracker.writes[granules]
         if not written.all():
-            chunk = int(np.nonzero(written == 0)[0][0])
-            self._fault(access, chunk, "uninitialised-shared", f"{access.what} of shared memory that nobody wrote")
+            chunks = np.unique(np.nonzero(written == 0)[0])
+            detail = f"{access.what} of shared memory that nobody wrote"
+            self._report(access, int(chunks[0]), "uninitialised-shared", detail, None, chunks.size)
         self._check_writers(access, written)
         stamps = (groups.astype(np.int64) + 1) * TICK
         self._tracker.record_async_reads(granules, columns.astype(np.int64)[:, None], stamps[:, None])
@@ -68,14 +69,20 @@ class AsyncHazards:
         unseen = written >= access.clocks[access.observer[:, None], column]
         if not unseen.any():
             return
-        chunk, part = (int(axis[0]) for axis in np.nonzero(unseen))
-        record, writer = int(written[chunk, part]), int(party[chunk, part])
-        if record < int(access.clocks[access.observer[chunk], writer]):
-            kind: ErrorKind = "proxy-fence"
-            detail = f"{access.what} after a write by ordinary instructions, without fence.proxy.async by the writer"
-        else:
-            kind, detail = self._tracker.classify_write(record, access.what)
-        self._fault(access, chunk, kind, detail, self._tracker.other_party(record, "write"))
+        chunks, parts = np.nonzero(unseen)
+        records = written[chunks, parts]
+        # Ordered after the writer, though not after a fence of it.
+        lacks_fence = records < access.clocks[access.observer[chunks], party[chunks, parts]]
+        for place, count in one_per_place(records, chunks, lacks_fence):
+            chunk, record = int(chunks[place]), int(records[place])
+            if lacks_fence[place]:
+                kind: ErrorKind = "proxy-fence"
+                detail = (
+                    f"{access.what} after a write by ordinary instructions, without fence.proxy.async by the writer"
+                )
+            else:
+                kind, detail = self._tracker.classify_write(record, access.what)
+            self._report(access, chunk, kind, detail, self._tracker.other_party(record, "write"), count)
 
     def _check_readers(self, access: AsyncAccess, granules: np.ndarray) -> None:
         readers = self._tracker.reads_of(granules.ravel())
@@ -84,15 +91,17 @@ class AsyncHazards:
             # Its own thread's earlier loads have ended.
             unseen &= (readers & THREAD_MASK) != self._tracker.thread_id[access.threads[0]]
         if unseen.any():
-            item, reader = (int(axis[0]) for axis in np.nonzero(unseen))
-            record = int(readers[item, reader])
-            detail = self._tracker.classify_read(record, access.what)
-            chunk = item // granules.shape[1]
-            self._fault(access, chunk, "race", detail, self._tracker.other_party(record, "read"))
+            items, columns = np.nonzero(unseen)
+            records = readers[items, columns]
+            for place, count in one_per_place(records, items // granules.shape[1]):
+                record = int(records[place])
+                detail = self._tracker.classify_read(record, access.what)
+                chunk = int(items[place]) // granules.shape[1]
+                self._report(access, chunk, "race", detail, self._tracker.other_party(record, "read"), count)
 
-    def _fault(
-        self, access: AsyncAccess, chunk: int, kind: ErrorKind, detail: str, other: OtherParty | None = None
-    ) -> NoReturn:
+    def _report(
+        self, access: AsyncAccess, chunk: int, kind: ErrorKind, detail: str, other: OtherParty | None, count: int
+    ) -> None:
         thread = int(access.threads[chunk])
         address = int(access.flat[chunk]) - int(self._wave.shared.thread_base[thread])
-        self._wave.fault_thread(kind, detail, thread, address, other)
+        self._wave.hazard(kind, detail, thread, address, other, count=count)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 ErrorKind = Literal[
     "out-of-bounds",
@@ -38,6 +38,7 @@ class OtherParty:
     ptx_line: int
     source_line: int | None
     instruction: str
+    source_file: str | None = None
 
     def __str__(self) -> str:
         source = f", source line {self.source_line}" if self.source_line else ""
@@ -51,8 +52,9 @@ class OtherParty:
 class SimulationError(Exception):
     """A fault of the simulated program: what happened, who did it, and where in PTX and CUDA source.
 
-    ``source_line`` is the line of the innermost inlined function; ``source_location`` is the whole
+    ``source_file`` and ``source_line`` are of the innermost inlined function; ``source_location`` is the whole
     chain of call sites. Fields that do not apply to a fault (for example ``lane`` of a deadlock) are None.
+    ``findings`` are the hazards that were collected before the fault.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class SimulationError(Exception):
         address: int | None = None,
         ptx_line: int | None = None,
         source_line: int | None = None,
+        source_file: str | None = None,
         source_location: str | None = None,
         instruction: str | None = None,
         other: OtherParty | None = None,
@@ -80,10 +83,21 @@ class SimulationError(Exception):
         self.address = address
         self.ptx_line = ptx_line
         self.source_line = source_line
+        self.source_file = source_file
         self.source_location = source_location
         self.instruction = instruction
         self.other = other
+        self.findings: list[Any] = []
         super().__init__(self._message())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that apply, ready for JSON."""
+        names = (
+            "kind", "detail", "kernel", "thread_block", "warp", "lane", "address", "ptx_line", "source_file",
+            "source_line", "source_location", "instruction",
+        )  # fmt: skip
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return values if self.other is None else {**values, "other": asdict(self.other)}
 
     def _message(self) -> str:
         lines = [f"{self.kind}: {self.detail}"]

@@ -17,7 +17,7 @@ A record of an access is one 64-bit number, so that one comparison decides:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -125,11 +125,24 @@ class SharedAccess:
     flat: np.ndarray  # the same in the wave's memory
     data: np.ndarray | None  # what a store or copy will write
 
-    def part_of_data(self, item: int, parts: int) -> bytes:
-        """The bytes written to granule ``item`` of all the access's granules, ``parts`` per thread."""
+    def by_granule(self, parts: int) -> np.ndarray:
+        """[granule, byte]: what is written to all of the access's granules, ``parts`` per thread."""
         assert self.data is not None
-        by_part = self.data.view(np.uint8).reshape(-1, parts, self.width // parts)
-        return by_part[item // parts, item % parts].tobytes()
+        return self.data.view(np.uint8).reshape(-1, self.width // parts)
+
+
+def one_per_place(records: np.ndarray, accesses: np.ndarray, kinds: np.ndarray | int = 0) -> list[tuple[int, int]]:
+    """Of conflicts with ``records``, one per recorded instruction, state of its copy and kind (0 or 1), in order.
+
+    Each is (index of the first, number of distinct ``accesses``).
+    """
+    if not records.size:
+        return []
+    keys = records & (_PENDING | _ASYNC | np.int64(_PC_MASK << _PC_SHIFT)) | kinds
+    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+    pairs = np.unique(np.stack([place.ravel(), accesses]), axis=1)
+    counts = np.bincount(pairs[0])
+    return sorted(zip(first.tolist(), counts.tolist(), strict=True))
 
 
 class HazardTracker:
@@ -214,9 +227,9 @@ class HazardTracker:
         """Against the last write of each granule."""
         written = self.writes[granules]
         if access.kind == "load" and not written.all():
-            position = int(np.flatnonzero(written == 0)[0]) // parts
+            positions = np.unique(np.flatnonzero(written == 0) // parts)
             detail = f"shared load of {access.width} bytes that nobody wrote"
-            self._wave.fault("uninitialised-shared", detail, position, int(access.addresses[position]))
+            self._report("uninitialised-shared", detail, access, int(positions[0]), None, positions.size)
         writer = (written >> PARTY_SHIFT) & PARTY_MASK
         unordered = written >= self.clocks.seen.ravel()[warp * self.clocks.columns + writer]
         if not unordered.any():
@@ -224,18 +237,22 @@ class HazardTracker:
         unordered &= (written & THREAD_MASK) != me
         if access.kind == "atomic":
             unordered &= (written & _ATOMIC) == 0
-        for item in np.flatnonzero(unordered):
-            record = int(written[item])
-            if access.kind == "store" and not record & int(_PENDING) and self._is_unchanged(access, int(item), parts):
-                continue  # the same value again: harmless, and a common idiom for flags
+        items = np.flatnonzero(unordered)
+        if access.kind == "store" and items.size:
+            # The same value again is harmless, and a common idiom for flags.
+            pending = (written[items] & _PENDING) != 0
+            items = items[pending | ~self._is_unchanged(access, granules, items, parts)]
+        for item, count in one_per_place(written[items], items // parts):
+            record = int(written[items[item]])
             kind, detail = self.classify_write(record, f"shared {access.kind}")
-            self._fault(kind, detail, access, int(item) // parts, record, "write")
+            other = self.other_party(record, "write")
+            self._report(kind, detail, access, int(items[item]) // parts, other, count)
 
-    def _is_unchanged(self, access: SharedAccess, item: int, parts: int) -> bool:
-        """Whether a store would leave a granule's value as it is."""
-        value = access.part_of_data(item, parts)
-        start = int(access.flat[item // parts]) + item % parts * len(value)
-        return self._wave.shared.store.bytes[start : start + len(value)].tobytes() == value
+    def _is_unchanged(self, access: SharedAccess, granules: np.ndarray, items: np.ndarray, parts: int) -> np.ndarray:
+        """Which of a store's granules keep their value."""
+        values = access.by_granule(parts)[items]
+        stored = self._wave.shared.store.bytes.reshape(-1, values.shape[1])[granules[items]]
+        return (stored == values).all(axis=1)
 
     def _record_read(self, granules: np.ndarray, me: np.ndarray, record: np.ndarray, own: np.ndarray) -> None:
         index = granules * self._readers + (me >> PARTY_SHIFT)
@@ -257,22 +274,31 @@ class HazardTracker:
         if unordered.any():
             unordered &= (readers & THREAD_MASK) != me[:, None]
         if unordered.any():
-            item, reader = (int(axis[0]) for axis in np.nonzero(unordered))
-            record = int(readers[item, reader])
-            detail = self.classify_read(record, f"shared {access.kind}")
-            self._fault("race", detail, access, item // parts, record, "read")
+            items, columns = np.nonzero(unordered)
+            records = readers[items, columns]
+            for place, count in one_per_place(records, items // parts):
+                record = int(records[place])
+                detail = self.classify_read(record, f"shared {access.kind}")
+                other = self.other_party(record, "read")
+                self._report("race", detail, access, int(items[place]) // parts, other, count)
 
     def _check_same_instruction(
         self, access: SharedAccess, granules: np.ndarray, record: np.ndarray, parts: int
     ) -> None:
         """Two threads that store to one granule in the same instruction; equal values are accepted."""
-        stored = self.writes[granules]
-        for item in np.flatnonzero(stored != record):
-            winner = int(np.flatnonzero((record == stored[item]) & (granules == granules[item]))[0])
-            if access.part_of_data(int(item), parts) == access.part_of_data(winner, parts):
-                continue
+        losers = np.flatnonzero(self.writes[granules] != record)
+        if not losers.size:
+            return
+        # Of several stores to a granule the last one's record stays.
+        order = np.argsort(granules, kind="stable")
+        last = order[np.searchsorted(granules, granules[losers], side="right", sorter=order) - 1]
+        values = access.by_granule(parts)
+        differs = (values[losers] != values[last]).any(axis=1)
+        if differs.any():
+            loser, winner = int(losers[differs][0]), int(last[differs][0])
             detail = "two threads store different values in one instruction"
-            self._fault("race", detail, access, int(item) // parts, int(record[winner]), "write")
+            other = self.other_party(int(record[winner]), "write")
+            self._report("race", detail, access, loser // parts, other, int(np.count_nonzero(differs)))
 
     # Reports -----------------------------------------------------------------------------------------
 
@@ -293,14 +319,21 @@ class HazardTracker:
             access=access,
             ptx_line=item.ptx_line,
             source_line=item.source.line if item.source else None,
+            source_file=item.source.file if item.source else None,
             instruction=item.text,
         )
 
-    def _fault(
-        self, kind: ErrorKind, detail: str, access: SharedAccess, position: int, record: int, other_access: str
-    ) -> NoReturn:
-        other = self.other_party(record, other_access)
-        self._wave.fault(kind, detail, position, int(access.addresses[position]), other)
+    def _report(
+        self,
+        kind: ErrorKind,
+        detail: str,
+        access: SharedAccess,
+        position: int,
+        other: OtherParty | None,
+        count: int,
+    ) -> None:
+        thread = self._wave.thread_at(position)
+        self._wave.hazard(kind, detail, thread, int(access.addresses[position]), other, count=count)
 
     def classify_write(self, record: int, access: str) -> tuple[ErrorKind, str]:
         """The kind of a conflict of an access with an earlier write."""

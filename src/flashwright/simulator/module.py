@@ -12,6 +12,7 @@ from .arguments import Argument, pack_arguments
 from .binding import SymbolAddress
 from .counters import Counters
 from .errors import SimulationError
+from .findings import HazardChecks, HazardPolicy
 from .memory.thread_memory import ConstantMemory
 from .memory.windows import WINDOW_BASE
 from .parties import Parties
@@ -74,7 +75,7 @@ class Module:
         shared_bytes: int = 0,
         args: Sequence[Argument] = (),
         *,
-        check_hazards: bool = True,
+        check_hazards: HazardChecks = True,
         trace_warp: tuple[int, int] | None = None,
         step_limit: int = _STEP_LIMIT,
         registers: int | None = None,
@@ -82,8 +83,10 @@ class Module:
         """Execute a kernel to its end; returns its counters.
 
         ``shared_bytes`` is dynamic shared memory. ``trace_warp=(block, warp)`` records the instructions of
-        one warp of one block (by linear index). Without ``check_hazards`` races, uninitialised shared memory
-        and unfinished asynchronous copies go unnoticed; bounds and alignment are always checked. After
+        one warp of one block (by linear index). ``check_hazards`` says what happens on a hazard (a race, a read of
+        uninitialised memory, a missing wait or fence): ``"stop"`` (or True) raises `SimulationError`, ``"collect"``
+        goes on and lists it in ``run.findings``, ``"ignore"`` (or False) does not look for any; a mapping says it by
+        kind, with "stop" for kinds it does not name. Bounds and alignment are always checked. After
         ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop. ``registers`` is what
         the kernel was compiled for, per thread: what ``setmaxnreg`` has to distribute (default: its ``.maxnreg``, or
         unlimited).
@@ -93,7 +96,8 @@ class Module:
         self._check_limits(program, grid3, block3, shared_bytes)
         blocks = grid3[0] * grid3[1] * grid3[2]
         threads = align_up(block3[0] * block3[1] * block3[2], WARP_SIZE)
-        per_wave = _blocks_per_wave(program, threads, shared_bytes, check_hazards)
+        policy = HazardPolicy(check_hazards)
+        per_wave = _blocks_per_wave(program, threads, shared_bytes, policy.is_checking)
         if trace_warp is not None and not (0 <= trace_warp[0] < blocks and 0 <= trace_warp[1] * WARP_SIZE < threads):
             raise ValueError(f"trace_warp={trace_warp}: the launch has {blocks} blocks of {threads // WARP_SIZE} warps")
         launch = Launch(
@@ -105,23 +109,27 @@ class Module:
             constants=self._constants,
             parameters=ConstantMemory("param", pack_arguments(program, args, self._gpu.tensor_maps)),
             counters=Counters(program),
-            check_hazards=check_hazards,
+            hazard_policy=policy,
             step_limit=step_limit,
             tensor_maps=self._gpu.tensor_maps,
             registers=registers or program.limits.get("maxnreg", (None,))[0],
         )
         trace: WarpTrace | None = None
-        with np.errstate(all="ignore"):
-            for first in range(0, blocks, per_wave):
-                count = min(per_wave, blocks - first)
-                traced = None
-                if trace_warp is not None and first <= trace_warp[0] < first + count:
-                    traced = (trace_warp[0] - first) * (threads // WARP_SIZE) + trace_warp[1]
-                wave = Wave(launch, first, count, traced)
-                wave.run()
-                if traced is not None:
-                    trace = wave.trace
-        return Run(program, grid3, block3, shared_bytes, launch.counters, trace)
+        try:
+            with np.errstate(all="ignore"):
+                for first in range(0, blocks, per_wave):
+                    count = min(per_wave, blocks - first)
+                    traced = None
+                    if trace_warp is not None and first <= trace_warp[0] < first + count:
+                        traced = (trace_warp[0] - first) * (threads // WARP_SIZE) + trace_warp[1]
+                    wave = Wave(launch, first, count, traced)
+                    wave.run()
+                    if traced is not None:
+                        trace = wave.trace
+        except SimulationError as error:
+            error.findings = policy.findings
+            raise
+        return Run(program, grid3, block3, shared_bytes, launch.counters, trace, policy.findings)
 
     def _check_limits(self, program: Program, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
         threads = block[0] * block[1] * block[2]
@@ -148,9 +156,9 @@ class Module:
             )
 
 
-def _blocks_per_wave(program: Program, threads: int, shared_bytes: int, check_hazards: bool) -> int:
+def _blocks_per_wave(program: Program, threads: int, shared_bytes: int, is_checking: bool) -> int:
     shared = program.shared_bytes(shared_bytes)
-    if check_hazards:
+    if is_checking:
         parties = Parties(threads // WARP_SIZE, program.has_asynchronous_parties)
         shared += shared // program.shared_granule * 8 * (1 + parties.readers)
     return max(1, min(_THREADS_PER_WAVE // threads, _SHARED_BYTES_PER_WAVE // max(shared, 1)))

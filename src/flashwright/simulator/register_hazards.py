@@ -10,7 +10,7 @@ whatever is to be said of the register.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -51,9 +51,8 @@ class RegisterHazards:
         if self._any_in_flight:
             busy = self._group[rows, warps] > 0
             if busy.any():
-                row, column = (int(axis[0]) for axis in np.nonzero(busy))
                 detail = "a register of a wgmma that has not been waited for (wgmma.wait_group) is accessed"
-                self._fault(detail, int(warps[column]), int(self._issued_at[rows[row, 0], warps[column]]))
+                self._report(detail, warps, busy, self._issued_at[rows, warps])
         self._touched_at[rows, warps] = self._wave.pc
 
     def move(self, source: int | None, target: int) -> None:
@@ -84,16 +83,14 @@ class RegisterHazards:
         """The active warps issue a product on these accumulators, with these registers of A."""
         warps = self._active_warps()
         if not self._is_fenced[warps].all():
-            warp = int(warps[np.flatnonzero(~self._is_fenced[warps])[0]])
-            self._fault("no wgmma.fence before the first wgmma", warp)
+            self._report("no wgmma.fence before the first wgmma", warps, ~self._is_fenced[warps][None])
         targets, sources = self._rows_of(accumulators), self._rows_of(fragments)
         owner = self._owners.setdefault(accumulators, len(self._owners) + 1)
         for rows in (targets, sources):
             touched = self._touched_at[rows, warps]
             if (touched >= 0).any():
-                row, column = (int(axis[0]) for axis in np.nonzero(touched >= 0))
                 detail = "no wgmma.fence between an access to a register by another instruction and this wgmma"
-                self._fault(detail, int(warps[column]), int(touched[row, column]))
+                self._report(detail, warps, touched >= 0, touched)
         self._check_overlap(targets, warps, owner, "registers of another wgmma in flight are used as accumulators")
         self._check_overlap(sources, warps, 0, "accumulators of a wgmma in flight are used as A")
         group = self._wave.wgmma.commits[warps] + 1
@@ -110,8 +107,7 @@ class RegisterHazards:
         if owner:  # under another name, but accumulators all the same
             clash &= ~self._is_renamed[rows, warps] | (held == 0)
         if clash.any():
-            row, column = (int(axis[0]) for axis in np.nonzero(clash))
-            self._fault(detail, int(warps[column]), int(self._issued_at[rows[row, 0], warps[column]]))
+            self._report(detail, warps, clash, self._issued_at[rows, warps])
 
     def complete(self, completed: np.ndarray) -> None:
         """Per warp, all commit groups before this number are done."""
@@ -122,14 +118,23 @@ class RegisterHazards:
         mask = self._wave.active_mask
         return np.flatnonzero(mask.reshape(-1, WARP_SIZE).any(axis=1))
 
-    def _fault(self, detail: str, warp: int, other_pc: int | None = None) -> NoReturn:
+    def _report(self, detail: str, warps: np.ndarray, bad: np.ndarray, other_pcs: np.ndarray | None = None) -> None:
+        """A hazard of the warps for which any register is ``bad`` ([register, warp]), named for the first."""
         wave = self._wave
+        row, column = (int(axis[0]) for axis in np.nonzero(bad))
+        warp = int(warps[column])
         mask = wave.active_mask[warp * WARP_SIZE : (warp + 1) * WARP_SIZE]
         thread = warp * WARP_SIZE + int(np.flatnonzero(mask)[0])
         other = None
-        if other_pc is not None:
-            item = wave.program.code[other_pc]
-            line = item.source.line if item.source else None
-            access = "wgmma in flight" if item.opcode.startswith("wgmma.") else "access"
-            other = OtherParty(warp % wave.warps_per_block, None, access, item.ptx_line, line, item.text)
-        wave.fault_thread("wgmma", detail, thread, None, other)
+        if other_pcs is not None:
+            item = wave.program.code[int(other_pcs[row, column])]
+            other = OtherParty(
+                warp=warp % wave.warps_per_block,
+                lane=None,
+                access="wgmma in flight" if item.opcode.startswith("wgmma.") else "access",
+                ptx_line=item.ptx_line,
+                source_line=item.source.line if item.source else None,
+                source_file=item.source.file if item.source else None,
+                instruction=item.text,
+            )
+        wave.hazard("wgmma", detail, thread, None, other, count=int(np.count_nonzero(bad.any(axis=0))))

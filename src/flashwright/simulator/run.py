@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from .counters import Counters, InstructionCounts
+from .findings import Finding
 from .program import BoundInstruction, Program
 from .ptx.syntax import SourceLocation
 from .trace import TraceEntry, WarpTrace
@@ -46,6 +47,7 @@ class Run:
         shared_bytes: int,
         counters: Counters,
         trace: WarpTrace | None,
+        findings: Sequence[Finding] = (),
     ) -> None:
         self.kernel = program.name
         self.grid = grid
@@ -54,6 +56,8 @@ class Run:
         self._code: list[BoundInstruction] = program.code[:-1]  # without the exit appended to every program
         self._counters = counters
         self._trace = trace
+        self.findings = list(findings)
+        """Hazards that were to be collected, each place once, in the order of their first occurrence."""
         self.counters = self._totals(counters)
 
     def _totals(self, counters: Counters) -> LaunchCounters:
@@ -102,6 +106,7 @@ class Run:
             "grid": list(self.grid),
             "block": list(self.block),
             "shared_bytes": self.shared_bytes,
+            "findings": [finding.to_dict() for finding in self.findings],
             "counters": {**asdict(self.counters), "bank_conflicts": self.counters.bank_conflicts},
             "per_instruction": [
                 {
@@ -144,6 +149,9 @@ class Run:
         if rows:
             header = ("source line", "executed", "wavefronts", "conflicts", "sectors", "ideal sectors")
             sections.append(_table(header, rows))
+        if self.findings:
+            sections.append(f"{counted(len(self.findings), 'hazard')}:")
+            sections += [str(finding) for finding in self.findings]
         return "\n\n".join(sections)
 
     def __repr__(self) -> str:
@@ -164,6 +172,11 @@ def _totals_of(totals: LaunchCounters) -> Iterable[tuple[str, int]]:
         yield name, value
         if name == "shared_wavefronts_ideal":
             yield "bank_conflicts", totals.bank_conflicts
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: "1 hazard", "2 hazards"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _number(value: int) -> str:

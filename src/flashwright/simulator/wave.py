@@ -16,6 +16,7 @@ import numpy as np
 from .architecture import WARP_SIZE
 from .async_hazards import AsyncHazards
 from .errors import ErrorKind, OtherParty, SimulationError
+from .findings import HazardPolicy
 from .hazards import HazardTracker
 from .memory.shared_memory import SharedMemory
 from .memory.space import MemorySpace
@@ -60,7 +61,7 @@ class Launch:
     constants: ConstantMemory
     parameters: ConstantMemory
     counters: Counters
-    check_hazards: bool
+    hazard_policy: HazardPolicy
     step_limit: int
     tensor_maps: TensorMaps
     registers: int | None = None
@@ -107,10 +108,12 @@ class Wave:
             self.barriers,
         )
         # Hazards
-        self.hazards = HazardTracker(self, program.shared_granule) if launch.check_hazards else None
+        self.hazard_policy = launch.hazard_policy
+        is_checking = launch.hazard_policy.is_checking
+        self.hazards = HazardTracker(self, program.shared_granule) if is_checking else None
         self.async_hazards = None if self.hazards is None else AsyncHazards(self, self.hazards)
         self.register_hazards = (
-            RegisterHazards(self, program.wgmma_registers) if launch.check_hazards and program.wgmma_registers else None
+            RegisterHazards(self, program.wgmma_registers) if is_checking and program.wgmma_registers else None
         )
         # Execution
         self.pc = 0
@@ -317,8 +320,7 @@ class Wave:
         other: OtherParty | None = None,
     ) -> NoReturn:
         """Raise for the ``position``-th active thread, at the current instruction."""
-        thread = position if self.lanes is None else int(self.lanes[position])
-        self.fault_thread(kind, detail, thread, address, other)
+        self.fault_thread(kind, detail, self.thread_at(position), address, other)
 
     def fault_thread(
         self,
@@ -329,8 +331,42 @@ class Wave:
         other: OtherParty | None = None,
         pc: int | None = None,
     ) -> NoReturn:
+        raise self._error(kind, detail, thread, address, other, pc)
+
+    def hazard(
+        self,
+        kind: ErrorKind,
+        detail: str,
+        thread: int,
+        address: int | None = None,
+        other: OtherParty | None = None,
+        pc: int | None = None,
+        count: int = 1,
+    ) -> None:
+        """A hazard of a thread, met by ``count`` accesses: stop, or note it and go on, as the launch wants it."""
+        reaction = self.hazard_policy.reaction_to(kind)
+        if reaction == "ignore":
+            return
+        error = self._error(kind, detail, thread, address, other, pc)
+        if reaction == "stop":
+            raise error
+        self.hazard_policy.collect(error, count)
+
+    def thread_at(self, position: int) -> int:
+        """The ``position``-th active thread."""
+        return position if self.lanes is None else int(self.lanes[position])
+
+    def _error(
+        self,
+        kind: ErrorKind,
+        detail: str,
+        thread: int,
+        address: int | None,
+        other: OtherParty | None,
+        pc: int | None,
+    ) -> SimulationError:
         item = self.program.code[self.pc if pc is None else pc]
-        raise SimulationError(
+        return SimulationError(
             kind,
             detail,
             kernel=self.program.name,
@@ -340,6 +376,7 @@ class Wave:
             address=address,
             ptx_line=item.ptx_line,
             source_line=item.source.line if item.source else None,
+            source_file=item.source.file if item.source else None,
             source_location=str(item.source) if item.source else None,
             instruction=item.text,
             other=other,

@@ -119,14 +119,13 @@ class BulkCopies:
         for store in [store for store in self._stores if exiting[store.thread]]:
             if self._wave.hazards is not None:
                 detail = "the thread that issued this bulk store exits without waiting until it has read shared memory"
-                self._wave.fault_thread("async-copy", detail, store.thread, pc=store.pc)
+                self._wave.hazard("async-copy", detail, store.thread, pc=store.pc)
             store.perform()
             self._stores.remove(store)
 
     def finish(self) -> None:
         """Every thread has exited: nothing may be on its way to shared memory that is no longer the block's."""
-        if self._loads and self._wave.hazards is not None:
-            load = self._loads[0]
+        for load in self._loads if self._wave.hazards is not None else ():
             detail = f"the kernel ends while this bulk copy is in flight: nobody waited for its {load.bytes} bytes"
-            self._wave.fault_thread("async-copy", detail, load.thread, pc=load.pc)
+            self._wave.hazard("async-copy", detail, load.thread, pc=load.pc)
         self.deliver()

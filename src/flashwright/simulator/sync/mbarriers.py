@@ -128,13 +128,13 @@ class Mbarriers:
         column = barrier.initialiser % wave.warps_per_block
         if warp != barrier.initialiser and barrier.init_stamp >= seen[column]:
             detail = "mbarrier used without a barrier after its initialisation by another warp"
-            wave.fault_thread("race", detail, thread, barrier.address)
+            wave.hazard("race", detail, thread, barrier.address)
         if asynchronous and barrier.init_stamp >= seen[wave.hazards.parties.fences + column]:
             detail = (
                 "bulk copy to an mbarrier whose initialisation was not followed by fence.mbarrier_init or "
                 "fence.proxy.async"
             )
-            wave.fault_thread("proxy-fence", detail, thread, barrier.address)
+            wave.hazard("proxy-fence", detail, thread, barrier.address)
 
     def within(self, block: int, start: int, end: int) -> Mbarrier | None:
         """A valid barrier of the block that overlaps a range of shared memory."""

@@ -1,0 +1,87 @@
+"""What becomes of hazards: each kind stops the run, is collected while the run goes on, or is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from .errors import ErrorKind, SimulationError
+
+HazardKind = Literal["uninitialised-shared", "async-copy", "race", "proxy-fence", "wgmma"]
+Reaction = Literal["stop", "collect", "ignore"]
+HazardChecks = bool | Reaction | Mapping[HazardKind, Reaction]
+
+HAZARD_KINDS: tuple[HazardKind, ...] = get_args(HazardKind)
+"""Faults that leave the run a meaning, so that it can go on after them."""
+REACTIONS: tuple[Reaction, ...] = get_args(Reaction)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where a hazard occurred: its first occurrence, and how often accesses of threads met it."""
+
+    error: SimulationError
+    count: int
+
+    @property
+    def kind(self) -> ErrorKind:
+        return self.error.kind
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return {**self.error.to_dict(), "count": self.count}
+
+    def __str__(self) -> str:
+        times = "once" if self.count == 1 else f"{self.count:,} times"
+        return f"{self.error}\n  occurred: {times}"
+
+
+class HazardPolicy:
+    """The reaction to each kind of hazard, and what has been collected."""
+
+    def __init__(self, checks: HazardChecks) -> None:
+        self._reactions = reactions_by_kind(checks)
+        self._found: dict[tuple[Any, ...], tuple[SimulationError, int]] = {}
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether any kind of hazard is looked for."""
+        return any(reaction != "ignore" for reaction in self._reactions.values())
+
+    def reaction_to(self, kind: ErrorKind) -> Reaction:
+        """Faults that are no hazards stop the run."""
+        return self._reactions.get(kind, "stop")
+
+    def collect(self, error: SimulationError, count: int) -> None:
+        """Count an occurrence; of those at one place the first is kept."""
+        place = (error.kind, error.detail, error.ptx_line, error.source_location, error.other and error.other.ptx_line)
+        first, before = self._found.get(place, (error, 0))
+        self._found[place] = (first, before + count)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """In the order of their first occurrence."""
+        return [Finding(error, count) for error, count in self._found.values()]
+
+
+def reactions_by_kind(checks: HazardChecks) -> dict[str, Reaction]:
+    """The reaction to every kind; kinds that a mapping does not name stop the run. ValueError: no such kind."""
+    if isinstance(checks, bool):
+        checks = "stop" if checks else "ignore"
+    if not isinstance(checks, Mapping):
+        return dict.fromkeys(HAZARD_KINDS, _reaction(checks, ""))
+    for kind in checks:
+        if kind not in HAZARD_KINDS:
+            raise ValueError(f"check_hazards: {kind!r} is no kind of hazard; allowed: {', '.join(HAZARD_KINDS)}")
+    return {kind: _reaction(checks.get(kind, "stop"), f" for {kind}") for kind in HAZARD_KINDS}
+
+
+def _reaction(value: object, where: str) -> Reaction:
+    for reaction in REACTIONS:
+        if value == reaction:
+            return reaction
+    raise ValueError(
+        f"check_hazards: {value!r}{where} is not allowed; allowed: True, False, {', '.join(map(repr, REACTIONS))}"
+        + ("" if where else ", or a mapping from kinds to these")
+    )
