@@ -9,6 +9,7 @@ ErrorKind = Literal[
     "out-of-bounds",
     "misaligned",
     "uninitialised-shared",
+    "uninitialised-global",
     "async-copy",
     "race",
     "proxy-fence",

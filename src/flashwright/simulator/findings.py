@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from .errors import ErrorKind, SimulationError
 
-HazardKind = Literal["uninitialised-shared", "async-copy", "race", "proxy-fence", "wgmma"]
+HazardKind = Literal["uninitialised-shared", "uninitialised-global", "async-copy", "race", "proxy-fence", "wgmma"]
 Reaction = Literal["stop", "collect", "ignore"]
 HazardChecks = bool | Reaction | Mapping[HazardKind, Reaction]
 
@@ -48,6 +48,9 @@ class HazardPolicy:
     def is_checking(self) -> bool:
         """Whether any kind of hazard is looked for."""
         return any(reaction != "ignore" for reaction in self._reactions.values())
+
+    def looks_for(self, kind: HazardKind) -> bool:
+        return self._reactions[kind] != "ignore"
 
     def reaction_to(self, kind: ErrorKind) -> Reaction:
         """Faults that are no hazards stop the run."""

@@ -7,6 +7,7 @@ import numpy as np
 from .architecture import architecture
 from .memory.global_memory import GlobalMemory
 from .module import Module
+from .ptx.source import PtxSource, read_ptx
 from .tensor_maps import TensorMaps
 
 
@@ -33,6 +34,20 @@ class SimulatedGPU:
         self._arrays[address] = (array.dtype, array.shape)
         return address
 
+    def write(self, address: int, array: np.ndarray) -> None:
+        """Copy an array into existing device memory, from ``address`` on; ValueError if it does not fit there."""
+        allocation = self.memory.allocation_at(address)
+        if allocation is None or allocation.freed or address >= max(allocation.end, allocation.address + 1):
+            raise ValueError(f"{address:#x} is in no live allocation; addresses come from to_device and allocate")
+        if address + array.nbytes > allocation.end:
+            raise ValueError(
+                f"{array.nbytes} bytes do not fit at {address:#x}: the allocation of {allocation.size} bytes at "
+                f"{allocation.address:#x} has {allocation.end - address} from there on"
+            )
+        self.memory.write(address, array)
+        if address == allocation.address and array.nbytes == allocation.size:
+            self._arrays[address] = (array.dtype, array.shape)
+
     def to_host(self, address: int) -> np.ndarray:
         """The array at an address from `to_device`, with its dtype and shape (bytes after `allocate`)."""
         allocation = self.memory.allocation(address)
@@ -48,6 +63,9 @@ class SimulatedGPU:
         self.memory.free(address)
         self._arrays.pop(address, None)
 
-    def load(self, ptx_text: str) -> Module:
-        """Parse and bind a PTX module; an instruction this simulator does not know is refused here."""
-        return Module(self, ptx_text)
+    def load(self, ptx: PtxSource) -> Module:
+        """Parse and bind a PTX module; an instruction this simulator does not know is refused here.
+
+        ``ptx`` is text, the bytes of it, or the path of a file.
+        """
+        return Module(self, read_ptx(ptx))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,12 +60,46 @@ class Module:
             raise ValueError(f"no kernel {kernel!r} in this module; it has: {', '.join(self._programs) or 'none'}")
         return self._programs[kernel]
 
+    @property
+    def variables(self) -> dict[str, int]:
+        """Names and sizes in bytes of the module's `__device__` and `__constant__` variables."""
+        return {item.name: item.size for item in self._syntax.variables if item.name in self._symbols}
+
     def address_of(self, variable: str) -> int:
         """The device address of a `.global` variable."""
         symbol = self._symbols.get(variable)
         if symbol is None or symbol.space != "global":
             raise ValueError(f"no global variable {variable!r} in this module")
         return symbol.offset
+
+    def write(self, variable: str, value: np.ndarray | np.generic | bytes, offset: int = 0) -> None:
+        """Set a `__constant__` or `__device__` variable, from byte ``offset`` on, as `cudaMemcpyToSymbol` does."""
+        data = np.frombuffer(value if isinstance(value, bytes) else np.asarray(value).tobytes(), np.uint8)
+        symbol = self._variable(variable, offset, data.size)
+        if symbol.space == "const":
+            self._constants.store.bytes[symbol.offset + offset :][: data.size] = data
+        else:
+            self._gpu.memory.write(symbol.offset + offset, data)
+
+    def read(self, variable: str, dtype: Any = np.uint8) -> np.ndarray:
+        """The content of a `__constant__` or `__device__` variable."""
+        symbol, size = self._variable(variable), self.variables[variable]
+        if symbol.space == "const":
+            data = self._constants.store.bytes[symbol.offset : symbol.offset + size].tobytes()
+        else:
+            data = self._gpu.memory.read(symbol.offset, size)
+        return np.frombuffer(data, np.uint8).copy().view(dtype)
+
+    def _variable(self, name: str, offset: int = 0, size: int = 0) -> SymbolAddress:
+        """Where a variable lies; ValueError if there is none, or it has no room for ``size`` bytes at ``offset``."""
+        if name not in self.variables:
+            known = ", ".join(self.variables) or "none"
+            raise ValueError(f"no global or constant variable {name!r} in this module; it has: {known}")
+        if offset < 0 or offset + size > self.variables[name]:
+            raise ValueError(
+                f"{size} bytes at offset {offset} do not fit variable {name!r} of {self.variables[name]} bytes"
+            )
+        return self._symbols[name]
 
     def launch(
         self,
@@ -129,6 +163,8 @@ class Module:
         except SimulationError as error:
             error.findings = policy.findings
             raise
+        finally:
+            self._gpu.memory.settle()
         return Run(program, grid3, block3, shared_bytes, launch.counters, trace, policy.findings)
 
     def _check_limits(self, program: Program, grid: Dim3, block: Dim3, shared_bytes: int) -> None:

@@ -89,6 +89,21 @@ class TensorBox:
         items, view, index, inside = self._items(memory, chunks.view(np.uint8).reshape(self.rows, -1))
         if index.size:
             view[index] = items[inside]
+            if memory.has_unwritten:
+                memory.mark_written(*self._stretches())
+
+    def _stretches(self) -> tuple[np.ndarray, int]:
+        """Where the box's rows lie in the tensor: their addresses, and their length in bytes."""
+        (addresses, inside), (first, last) = self.row_addresses(), self.columns()
+        return addresses[inside] + first, last - first
+
+    def unwritten(self, memory: GlobalMemory) -> int | None:
+        """An address of a row of the box in which there are bytes that nobody has written."""
+        if not memory.has_unwritten:
+            return None
+        starts, length = self._stretches()
+        rows = memory.unwritten_among(starts, length) if length else starts[:0]
+        return int(starts[rows[0]]) if rows.size else None
 
     def _items(self, memory: GlobalMemory, data: np.ndarray) -> tuple[np.ndarray, Any, np.ndarray, np.ndarray]:
         """Rows of ``data`` and of memory as the widest items that fit, and the rows in the tensor."""

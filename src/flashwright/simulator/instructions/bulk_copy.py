@@ -127,6 +127,7 @@ def _tensor_load(target: Operand, source: Operand, barrier: Operand, bind: Binde
         boxes, barriers = get_boxes(wave), get_barrier(wave)
         for (thread, address), box, place in zip(_per_thread(wave, get_target), boxes, barriers, strict=True):
             _check_box(wave, thread, address, box)
+            _check_written(wave, thread, box.unwritten(wave.global_memory))
             _issue_load(wave, thread, box.chunk_addresses(address), box.read(wave.global_memory), int(place))
             wave.counters.count_bulk(wave, _LOADED, *box.sectors())
 
@@ -157,6 +158,8 @@ def _plain_load(target: Operand, source: Operand, size: Operand, barrier: Operan
     def execute(wave: Wave) -> None:
         for (thread, start, place, count), mbarrier in zip(_per_thread(wave, *getters), get_barrier(wave), strict=True):
             data = _global_chunks(wave, thread, start, place, count)
+            has_unwritten = wave.global_memory.unwritten_among(np.array([place]), count).size
+            _check_written(wave, thread, place if has_unwritten else None)
             _issue_load(wave, thread, start + np.arange(0, count, CHUNK_BYTES), data.copy(), int(mbarrier))
             wave.counters.count_bulk(wave, _LOADED, *_sectors(place, count))
 
@@ -170,6 +173,7 @@ def _plain_store(target: Operand, source: Operand, size: Operand, bind: Binder) 
     def execute(wave: Wave) -> None:
         for thread, start, place, count in _per_thread(wave, *getters):
             view = _global_chunks(wave, thread, start, place, count)
+            wave.global_memory.mark_written(np.array([place]), count)
             _issue_store(wave, thread, start + np.arange(0, count, CHUNK_BYTES), partial(np.copyto, view))
             wave.counters.count_bulk(wave, _STORED, *_sectors(place, count))
 
@@ -193,6 +197,11 @@ def _check_box(wave: Wave, thread: int, address: int, box: TensorBox) -> None:
     outside = box.outside(wave.global_memory)
     if outside is not None:
         wave.fault_thread("out-of-bounds", "the tensor map describes memory that is not allocated", thread, outside)
+
+
+def _check_written(wave: Wave, thread: int, address: int | None) -> None:
+    if address is not None:
+        wave.hazard("uninitialised-global", "bulk copy of global memory that nobody wrote", thread, address)
 
 
 def _check_shared(wave: Wave, thread: int, address: int, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class Allocation:
     size: int
     reserved: int
     freed: bool = False
+    unwritten: np.ndarray | None = None  # per byte, whether nobody has written it; None: all is written
 
     @property
     def end(self) -> int:
@@ -42,6 +44,7 @@ class GlobalMemory:
         self._quarantine: list[Allocation] = []
         self._reusable: list[tuple[int, int]] = []  # (offset, reserved bytes)
         self._used = _GUARD_BYTES
+        self._unwritten: set[int] = set()  # allocations with bytes that nobody has written
         self.bytes = np.zeros(0, np.uint8)
         self._grow(1 << 20)
 
@@ -64,6 +67,9 @@ class GlobalMemory:
         self._by_start.insert(index, allocation)
         self._allocations[allocation.address] = allocation
         self.bytes[offset : offset + size] = _UNINITIALISED
+        if size:
+            allocation.unwritten = np.ones(size, bool)
+            self._unwritten.add(allocation.address)
         return allocation.address
 
     def _place(self, reserved: int) -> int:
@@ -83,6 +89,8 @@ class GlobalMemory:
     def free(self, address: int) -> None:
         allocation = self.allocation(address)
         allocation.freed = True
+        allocation.unwritten = None
+        self._unwritten.discard(address)
         self._quarantine.append(allocation)
         while sum(item.reserved for item in self._quarantine) > _QUARANTINE_BYTES:
             oldest = self._quarantine.pop(0)
@@ -107,6 +115,8 @@ class GlobalMemory:
     def write(self, address: int, data: np.ndarray) -> None:
         offset = address - GLOBAL_BASE
         self.bytes[offset : offset + data.nbytes] = np.frombuffer(data.tobytes(), np.uint8)
+        self.mark_written(np.array([address]), data.nbytes)
+        self.settle()
 
     def read(self, address: int, size: int) -> bytes:
         offset = address - GLOBAL_BASE
@@ -120,6 +130,10 @@ class GlobalMemory:
         """Check the accesses of the active threads; returns a view and the index of each thread's item."""
         self.check(wave, addresses, width, access)
         wave.counters.count_global(wave, addresses, width, access)
+        if access == "store":
+            self.mark_written(addresses, width)
+        else:
+            self._check_written(wave, addresses, width, access)
         return self.views[width], (addresses - GLOBAL_BASE) >> WIDTH_SHIFT[width]
 
     def check(self, wave: Wave, addresses: np.ndarray, width: int, access: str) -> None:
@@ -146,6 +160,67 @@ class GlobalMemory:
                 position,
                 address,
             )
+
+    # Memory that nobody has written --------------------------------------------------------------------
+
+    def mark_written(self, addresses: np.ndarray, width: int) -> None:
+        """``width`` bytes at each address, checked before, have a value from now on."""
+        for unwritten, offsets, _ in self._unwritten_parts(addresses):
+            if width in WIDTH_DTYPES:
+                unwritten[offsets[:, None] + np.arange(width)] = False
+            else:
+                for offset in offsets:
+                    unwritten[offset : offset + width] = False
+
+    def settle(self) -> None:
+        """Look no more at allocations of which everything has been written."""
+        for address in list(self._unwritten):
+            allocation = self._allocations[address]
+            if allocation.unwritten is None or not allocation.unwritten.any():
+                allocation.unwritten = None
+                self._unwritten.remove(address)
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether there are allocations of which not everything has been written."""
+        return bool(self._unwritten)
+
+    def unwritten_among(self, addresses: np.ndarray, width: int) -> np.ndarray:
+        """Positions of the addresses whose ``width`` bytes include some that nobody has written."""
+        found = []
+        for unwritten, offsets, positions in self._unwritten_parts(addresses):
+            if width in WIDTH_DTYPES:
+                bad = unwritten[offsets[:, None] + np.arange(width)].any(axis=1)
+            else:
+                bad = np.array([unwritten[offset : offset + width].any() for offset in offsets])
+            found.append(positions[bad])
+        return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+    def _check_written(self, wave: Wave, addresses: np.ndarray, width: int, access: str) -> None:
+        if not wave.hazard_policy.looks_for("uninitialised-global"):
+            return
+        positions = self.unwritten_among(addresses, width)
+        if positions.size:
+            first = int(positions[0])
+            detail = f"global {access} of {width} bytes that nobody wrote, {self._describe(int(addresses[first]))}"
+            thread = wave.thread_at(first)
+            wave.hazard("uninitialised-global", detail, thread, int(addresses[first]), count=positions.size)
+
+    def _unwritten_parts(self, addresses: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """(bytes of an allocation that are unwritten, offsets in it, positions) of each such allocation in use."""
+        if not self._unwritten or not addresses.size:
+            return
+        lowest = self.allocation_at(int(addresses.min()))
+        if lowest is not None and int(addresses.max()) < lowest.end:
+            if lowest.unwritten is not None:
+                yield lowest.unwritten, addresses - lowest.address, np.arange(addresses.size)
+            return
+        owners = np.searchsorted(np.array(self._starts, np.int64), addresses, side="right") - 1
+        for owner in np.unique(owners):
+            allocation = self._by_start[owner]
+            if allocation.unwritten is not None:
+                positions = np.flatnonzero(owners == owner)
+                yield allocation.unwritten, addresses[positions] - allocation.address, positions
 
     def _describe(self, address: int) -> str:
         allocation = self.allocation_at(address)
