@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import flashwright
 
@@ -91,6 +92,26 @@ def test_importing_the_package_does_not_import_torch():
     run_python("import sys, flashwright; assert 'torch' not in sys.modules")
 
 
+def test_ptx_is_simulated_without_cuda_packages_and_without_torch():
+    ptx = ROOT / "tests" / "simulator" / "data" / "nvcc_saxpy.ptx"
+    code = f"""
+import sys
+sys.modules["cuda"] = sys.modules["torch"] = None  # any import of them fails
+import numpy as np
+from flashwright.simulator import SimulatedGPU
+gpu = SimulatedGPU()
+module = gpu.load(open({str(ptx)!r}, "rb").read())
+x, y = (gpu.to_device(np.full(64, value, np.float32)) for value in (2, 3))
+module.launch(module.kernels[0], 1, 64, args=[y, x, np.float32(3), np.int32(64)])
+assert (gpu.to_host(y) == 7).all()
+sys.argv = ["flashwright", "simulate", {str(ptx)!r}, "--block", "64", "--arg", "zeros:f32:64",
+            "--arg", "random:f32:64", "--arg", "f32:3", "--arg", "i32:64"]
+import runpy
+runpy.run_module("flashwright", run_name="__main__")
+"""
+    assert "fma.rn.f32" in run_python(code)
+
+
 # --- The wheel -----------------------------------------------------------------------------------------------
 
 
@@ -131,3 +152,19 @@ def test_the_wheel_installed_outside_the_checkout_compiles_a_kernel(wheel, tmp_p
     assert Path(facts["file"]).is_relative_to(site_packages)
     assert facts["elf"]
     assert not facts["cached"]
+
+
+@pytest.mark.parametrize(("platform", "has_cuda"), [("linux", True), ("win32", True), ("darwin", False)])
+def test_the_wheel_needs_cuda_packages_where_they_exist(wheel, platform, has_cuda):
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        lines = archive.read(metadata).decode().splitlines()
+    requirements = [Requirement(line.split(":", 1)[1]) for line in lines if line.startswith("Requires-Dist:")]
+    needed = {
+        item.name
+        for item in requirements
+        if item.marker is None or item.marker.evaluate({"sys_platform": platform, "extra": ""})
+    }
+    assert {"numpy", "ml_dtypes"} <= {name.replace("-", "_") for name in needed}
+    assert ({"cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc"} <= needed) == has_cuda
+    assert any("cuda" in name for name in needed) == has_cuda

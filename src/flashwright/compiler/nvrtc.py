@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,10 +112,10 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
-        raise CompilerMissing(
-            f"NVRTC, NVIDIA's run-time compiler, cannot be loaded ({error}); "
-            "install it with: pip install cuda-bindings nvidia-cuda-nvrtc"
-        ) from error
+        remedy = "install it with: pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
+        if sys.platform == "darwin":
+            remedy = "there is none for macOS: compile elsewhere, and simulate the PTX here"
+        raise CompilerMissing(f"NVRTC, NVIDIA's run-time compiler, cannot be loaded ({error}); {remedy}") from error
     return nvrtc
 
 

@@ -16,7 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda.core.utils import FileStreamProgramCache
+try:
+    from cuda.core.utils import FileStreamProgramCache
+except ImportError:  # as on macOS, where there is no compiler either
+    FileStreamProgramCache = None
 
 CACHE_DIRECTORY_VARIABLE = "FLASHWRIGHT_CACHE_DIR"
 MAX_CACHE_BYTES = 2 * 1024**3
@@ -110,6 +113,8 @@ class ProgramCache:
             for own in (self._programs, self._locks):
                 make_private(own)
                 _check_owner(own)
+            if FileStreamProgramCache is None:
+                return None
             return FileStreamProgramCache(self._programs, max_size_bytes=MAX_CACHE_BYTES)
         except OSError as error:
             self._warn("opened", error)

@@ -13,11 +13,12 @@ from .binding import SymbolAddress
 from .counters import Counters
 from .errors import SimulationError
 from .findings import HazardChecks, HazardPolicy
+from .garbage import without_garbage_collection
 from .memory.thread_memory import ConstantMemory
 from .memory.windows import WINDOW_BASE
+from .parsed_modules import parsed
 from .parties import Parties
 from .program import Program, ProgramBuilder, align_up
-from .ptx.parser import parse
 from .ptx.syntax import ModuleSyntax
 from .run import Run
 from .trace import WarpTrace
@@ -39,15 +40,16 @@ class Module:
 
     def __init__(self, gpu: SimulatedGPU, ptx_text: str) -> None:
         self._gpu = gpu
-        self._syntax = parse(ptx_text)
-        symbols, constant_bytes = _place_variables(gpu, self._syntax)
-        self._symbols = symbols
-        self._constants = ConstantMemory("const", constant_bytes)
-        self._programs = {
-            function.name: ProgramBuilder(self._syntax, function, symbols).build()
-            for function in self._syntax.functions.values()
-            if function.is_entry
-        }
+        with without_garbage_collection():
+            self._syntax = parsed(ptx_text)
+            symbols, constant_bytes = _place_variables(gpu, self._syntax)
+            self._symbols = symbols
+            self._constants = ConstantMemory("const", constant_bytes)
+            self._programs = {
+                function.name: ProgramBuilder(self._syntax, function, symbols).build()
+                for function in self._syntax.functions.values()
+                if function.is_entry
+            }
 
     @property
     def kernels(self) -> list[str]:
