@@ -14,6 +14,7 @@ from typing import Any
 
 from . import instructions as _families  # noqa: F401  (importing it registers the instruction families)
 from .binding import CARRY_FLAG, Binder, Slot, SymbolAddress
+from .control_flow import END, ControlFlow
 from .errors import SimulationError
 from .memory.windows import CALL_PARAMETER_BASE
 from .ptx.syntax import (
@@ -46,6 +47,16 @@ class BoundInstruction:
     ptx_line: int
     source: SourceLocation | None
 
+    def skip_to(self, pc: int) -> int:
+        """Where threads go whose guard is false, from the instruction's place in the program."""
+        return pc + 1 if self.operation.skip_to is None else self.operation.skip_to
+
+    def successors(self, pc: int) -> tuple[int, ...]:
+        """Where threads can go from here; END: they end."""
+        targets = (pc + 1,) if self.operation.targets is None else self.operation.targets or (END,)
+        skipped = self.skip_to(pc)
+        return tuple(dict.fromkeys((*targets, skipped) if self.guard >= 0 else targets))
+
 
 @dataclass
 class Program:
@@ -73,18 +84,24 @@ class Program:
         return any(item.opcode.startswith(("mbarrier.", "wgmma.", "cp.async.bulk.")) for item in self.code)
 
     @cached_property
-    def steps(self) -> list[tuple[Callable[..., Any], int, bool, bool, int]]:
-        """For the run loop: execute, guard slot, guard negated, is control, where to skip to."""
+    def steps(self) -> list[tuple[Callable[..., Any], int, bool, bool, int, int]]:
+        """For the run loop: execute, guard slot, guard negated, is control, where to skip to, place in the order."""
         return [
             (
                 item.operation.execute,
                 item.guard,
                 item.guard_negated,
                 item.operation.is_control,
-                pc + 1 if item.operation.skip_to is None else item.operation.skip_to,
+                item.skip_to(pc),
+                order,
             )
-            for pc, item in enumerate(self.code)
+            for pc, (item, order) in enumerate(zip(self.code, self.flow.order, strict=True))
         ]
+
+    @cached_property
+    def flow(self) -> ControlFlow:
+        """Where threads that went different ways meet again."""
+        return ControlFlow([item.successors(pc) for pc, item in enumerate(self.code)])
 
 
 @dataclass

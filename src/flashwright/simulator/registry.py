@@ -37,6 +37,7 @@ class Operation:
     is_control: bool = False
     tensor_flops: int = 0
     skip_to: int | None = None  # where threads go whose guard is false; None: to the next instruction
+    targets: tuple[int, ...] | None = None  # where the others may go; None: to the next instruction, (): they end
 
 
 Decoder = Callable[["Instruction", "Binder"], Operation | Callable[..., Any]]

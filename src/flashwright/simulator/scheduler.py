@@ -1,8 +1,7 @@
 """Which threads run next.
 
-Threads that stand at the same instruction are one group. The group with the lowest program counter runs
-first, so that the two sides of a branch meet again where their paths join: compilers place the join after
-both sides.
+Threads that stand at the same instruction are one group. The group that comes first in the program's order (see
+`control_flow`) runs first, so that lanes that went different ways meet where their ways join.
 """
 
 from __future__ import annotations
@@ -13,36 +12,32 @@ FAR = 1 << 60
 
 
 class Scheduler:
-    """Runnable groups: program counter → mask of threads."""
+    """Runnable groups: program counter → mask of threads. ``order[pc]``: the place of an instruction in the order."""
 
-    def __init__(self) -> None:
-        self._groups: dict[int, np.ndarray] = {}
+    def __init__(self, order: list[int]) -> None:
+        self._order = order
+        self.groups: dict[int, np.ndarray] = {}
 
     def add(self, pc: int, mask: np.ndarray) -> None:
-        waiting = self._groups.get(pc)
-        self._groups[pc] = mask if waiting is None else waiting | mask
+        waiting = self.groups.get(pc)
+        self.groups[pc] = mask if waiting is None else waiting | mask
 
-    def lowest_pc(self, start: int = 0) -> int:
-        """The lowest program counter of a group at or after ``start``."""
-        return min((pc for pc in self._groups if pc >= start), default=FAR)
+    def first_place(self, start: int = 0) -> int:
+        """The first place in the order, from ``start`` on, that a group stands at."""
+        order = self._order
+        return min((order[pc] for pc in self.groups if order[pc] >= start), default=FAR)
 
-    def take_lowest(self) -> tuple[int, np.ndarray] | None:
-        if not self._groups:
+    def take_first(self) -> tuple[int, np.ndarray] | None:
+        if not self.groups:
             return None
-        pc = min(self._groups)
-        return pc, self._groups.pop(pc)
+        pc = min(self.groups, key=self._order.__getitem__)
+        return pc, self.groups.pop(pc)
 
     def take_after(self, pc: int) -> tuple[int, np.ndarray] | None:
-        """The next group in program order after ``pc``, wrapping around: used when one group spins."""
-        later = [candidate for candidate in self._groups if candidate > pc]
+        """The next group in the order after ``pc``, wrapping around: used when one group spins."""
+        order = self._order
+        later = [candidate for candidate in self.groups if order[candidate] > order[pc]]
         if not later:
-            return self.take_lowest()
-        chosen = min(later)
-        return chosen, self._groups.pop(chosen)
-
-    def pc_of(self, thread: int) -> int | None:
-        """Where a runnable thread stands; None if it is not among the runnable ones."""
-        for pc, mask in self._groups.items():
-            if mask[thread]:
-                return pc
-        return None
+            return self.take_first()
+        chosen = min(later, key=order.__getitem__)
+        return chosen, self.groups.pop(chosen)

@@ -23,13 +23,14 @@ from .memory.space import MemorySpace
 from .memory.thread_memory import ConstantMemory, LocalMemory
 from .ptx.types import RAW_DTYPES
 from .register_hazards import RegisterHazards
-from .scheduler import Scheduler
+from .scheduler import FAR, Scheduler
 from .special_registers import SPECIAL_REGISTERS
 from .sync.async_copies import AsyncCopies
 from .sync.blocker import Blocker
 from .sync.bulk_copies import BulkCopies
 from .sync.convergence import Convergence
 from .sync.mbarriers import Mbarriers
+from .sync.meetings import Meetings
 from .sync.named_barriers import NamedBarriers
 from .sync.register_pool import RegisterPool
 from .sync.warpgroups import Warpgroups
@@ -89,7 +90,8 @@ class Wave:
             "param": launch.parameters,
         }
         # Synchronisation objects
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(program.flow.order)
+        self.meetings = Meetings(self)
         self.convergence = Convergence(self)
         self.barriers = NamedBarriers(self)
         self.async_copies = AsyncCopies(self)
@@ -106,6 +108,7 @@ class Wave:
             self.convergence,
             self.warpgroups,
             self.barriers,
+            self.meetings,
         )
         # Hazards
         self.hazard_policy = launch.hazard_policy
@@ -217,33 +220,41 @@ class Wave:
         while self.alive_count:
             if is_spinning:
                 self.bulk_copies.deliver()
-            chosen = self.scheduler.take_after(last_turn) if is_spinning else self.scheduler.take_lowest()
+            chosen = self.scheduler.take_after(last_turn) if is_spinning else self.scheduler.take_first()
             if chosen is None:
-                # Nobody can run: what is on its way arrives now, or those that wait give up for a moment.
-                if self.bulk_copies.deliver() or self.mbarriers.time_out():
+                # Nobody can run: what is on its way arrives now, lanes that wait where ways join go on alone, or those
+                # that wait for a phase give up for a moment.
+                if self.bulk_copies.deliver() or self.meetings.give_up() or self.mbarriers.time_out():
                     continue
                 self._report_deadlock()
+            self.convergence.refuse_passing(*chosen)
             if is_spinning:
                 last_turn = chosen[0]
-                self._run_group(*chosen, yields_to_lower=False)
+                self.meetings.run_ahead(chosen[1])
+                self._run_group(*chosen, yields_to_earlier=False)
                 is_spinning = False
             else:
-                is_spinning = self._run_group(*chosen)
+                ready = self.meetings.ready(*chosen)
+                if ready is not None:
+                    is_spinning = self._run_group(chosen[0], ready)
         self.async_copies.deliver_all()
         self.bulk_copies.finish()
 
-    def _run_group(self, pc: int, mask: np.ndarray, yields_to_lower: bool = True) -> bool:
-        """Run one group until it blocks, exits, or reaches a group ahead of it.
+    def _run_group(self, pc: int, mask: np.ndarray, yields_to_earlier: bool = True) -> bool:
+        """Run one group until it blocks, exits, or comes to a place in the program's order that a group stands at.
 
-        It also stops where it has jumped over a group, unless this is a turn out of order (``yields_to_lower``
-        is False). Returns whether it was stopped for running too long: it may be spinning.
+        It also stops where it has passed a group, unless this is a turn out of order (``yields_to_earlier`` is False).
+        Returns whether it was stopped for running too long: it may be spinning.
         """
         self.activate(mask)
         steps, executed, scheduler = self.program.steps, self.counters.executed, self.scheduler
-        limit = scheduler.lowest_pc(0 if yields_to_lower else pc)
+        groups, gathering, meeting = scheduler.groups, self.convergence.aligned, self.meetings.waiting
+        limit = self._next_stop(steps[pc][5], yields_to_earlier)
         quantum = _FAIRNESS_QUANTUM
-        while pc < limit:
-            execute, guard, negated, is_control, skip_to = steps[pc]
+        while True:
+            execute, guard, negated, is_control, skip_to, place = steps[pc]
+            if place >= limit:
+                break
             self.pc = pc
             executed[pc] += self.group_warps
             if self.trace is not None:
@@ -273,7 +284,9 @@ class Wave:
             pc = execute(self)
             if pc < 0:
                 return False
-            limit = scheduler.lowest_pc(0 if yields_to_lower else pc)
+            limit = FAR
+            if groups or gathering or meeting:
+                limit = self._next_stop(steps[pc][5], yields_to_earlier)
             if pc <= self.pc:
                 quantum -= 1
                 if quantum == 0:
@@ -282,6 +295,15 @@ class Wave:
                     return True
         scheduler.add(pc, self._group_mask)
         return False
+
+    def _next_stop(self, place: int, yields_to_earlier: bool) -> int:
+        """The place in the program's order at which a group that stands at ``place`` has to stop."""
+        stop = self.scheduler.first_place(0 if yields_to_earlier else place)
+        if self.convergence.aligned:
+            stop = min(stop, self.convergence.next_place(place))
+        if self.meetings.waiting:
+            stop = min(stop, self.meetings.next_place(place))
+        return stop
 
     def postpone(self, mask: np.ndarray) -> None:
         """These of the active threads execute the current instruction later: it does not count as executed yet."""

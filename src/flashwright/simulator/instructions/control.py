@@ -21,7 +21,7 @@ def branch(syntax: Instruction, bind: Binder) -> Operation:
     (target,) = syntax.operands
     assert isinstance(target, Symbol)
     pc = bind.label_of(target.name)
-    return Operation(lambda wave: pc, is_control=True)
+    return Operation(lambda wave: pc, is_control=True, targets=(pc,))
 
 
 @instruction("brx.idx")
@@ -40,7 +40,7 @@ def indexed_branch(syntax: Instruction, bind: Binder) -> Operation:
             wave.scheduler.add(int(destinations[number]), active & (chosen == number))
         return RESCHEDULE
 
-    return Operation(execute, is_control=True)
+    return Operation(execute, is_control=True, targets=tuple(destinations.tolist()))
 
 
 @instruction("exit")
@@ -49,7 +49,7 @@ def exit_thread(syntax: Instruction, bind: Binder) -> Operation:
         wave.exit_group()
         return RESCHEDULE
 
-    return Operation(execute, is_control=True)
+    return Operation(execute, is_control=True, targets=())
 
 
 @instruction("ret")
@@ -57,7 +57,7 @@ def return_(syntax: Instruction, bind: Binder) -> Operation:
     target = bind.return_target
     if target is None:
         return exit_thread(syntax, bind)  # type: ignore[return-value]
-    return Operation(lambda wave: target, is_control=True)
+    return Operation(lambda wave: target, is_control=True, targets=(target,))
 
 
 @instruction("call")

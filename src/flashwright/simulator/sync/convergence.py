@@ -1,9 +1,9 @@
 """Warp-level convergence: instructions that several lanes of a warp must execute together.
 
 ``.sync`` instructions with a member mask (``shfl.sync``, ``bar.warp.sync``) wait for the lanes they name.
-``.aligned`` instructions (``mma``, ``ldmatrix``, ``bar.sync``) require that the whole warp is already there:
-with the lowest program counter running first, a lane that is further on has taken another path, which is an error.
-Lanes that have exited are not waited for.
+``.aligned`` instructions (``mma``, ``ldmatrix``, ``bar.sync``) require the whole warp: they wait for lanes that may
+still come; a lane that has passed them by, to where the ways join, is an error. Lanes that have exited are not waited
+for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from ..architecture import WARP_SIZE
 from ..errors import ErrorKind
 from ..registry import RESCHEDULE, Operation
+from ..scheduler import FAR
 
 if TYPE_CHECKING:
     from ..wave import Wave
@@ -25,8 +26,12 @@ _LANE_BITS = (np.uint32(1) << np.arange(WARP_SIZE, dtype=np.uint32)).astype(np.u
 
 def _bits(mask: np.ndarray) -> np.ndarray:
     """For every thread, the lanes of its warp in the mask."""
-    per_warp = np.where(mask.reshape(-1, WARP_SIZE), _LANE_BITS, np.uint32(0)).sum(axis=1, dtype=np.uint32)
+    per_warp = np.where(_by_warp(mask), _LANE_BITS, np.uint32(0)).sum(axis=1, dtype=np.uint32)
     return np.repeat(per_warp, WARP_SIZE)
+
+
+def _by_warp(mask: np.ndarray) -> np.ndarray:
+    return mask.reshape(-1, WARP_SIZE)
 
 
 class Convergence:
@@ -37,6 +42,7 @@ class Convergence:
     def __init__(self, wave: Wave) -> None:
         self._wave = wave
         self._waiting: dict[int, np.ndarray] = {}
+        self.aligned: set[int] = set()  # program counters of .aligned instructions that somebody waits at
 
     def gather(self, members: np.ndarray | None, aligned: bool) -> bool:
         """Keep warps in the running group whose lanes are all here; block the others. False: none is left.
@@ -48,6 +54,7 @@ class Convergence:
         present = wave.active_mask
         earlier = self._waiting.pop(pc, None)
         if earlier is not None:
+            self.aligned.discard(pc)
             present = present | earlier
         missing = _bits(wave.alive) & ~_bits(present)
         if members is not None:
@@ -58,7 +65,7 @@ class Convergence:
                 wave.activate(present)
             return True
         if aligned:
-            self._refuse_partial_warps(waits, missing)
+            self.aligned.add(pc)
         # They will execute it when the others have come.
         wave.postpone(waits & wave.active_mask)
         self._waiting[pc] = waits
@@ -68,18 +75,33 @@ class Convergence:
         wave.activate(complete)
         return True
 
-    def _refuse_partial_warps(self, waits: np.ndarray, missing: np.ndarray) -> None:
+    def next_place(self, place: int) -> int:
+        """The first place in the program's order, after ``place``, that no lane may pass without a look."""
+        flow = self._wave.program.flow
+        points = [flow.meeting_point(pc) for pc in self.aligned]
+        places = [flow.order[point] for point in points if point is not None]
+        return min((found for found in places if found > place), default=FAR)
+
+    def refuse_passing(self, pc: int, mask: np.ndarray) -> None:
+        """Threads are about to run on from ``pc``: a fault if lanes of their warps wait for them in vain."""
         wave = self._wave
-        for thread in np.flatnonzero(waits):
-            lane = int(missing[thread] & -missing[thread].astype(np.int64)).bit_length() - 1
-            other_pc = wave.scheduler.pc_of(int(thread) // WARP_SIZE * WARP_SIZE + lane)
-            if other_pc is not None and other_pc > wave.pc:
-                elsewhere = wave.program.code[other_pc]
+        flow = wave.program.flow
+        if flow.ends_thread[pc]:
+            return
+        for waits_at in self.aligned:
+            if not flow.is_past(pc, waits_at):
+                continue
+            waits = self._waiting[waits_at] & ~wave.meetings.runs_ahead
+            warps = np.flatnonzero(_by_warp(waits).any(axis=1) & _by_warp(mask).any(axis=1))
+            if warps.size:
+                thread, other = (int(warps[0]) * WARP_SIZE + int(_by_warp(m)[warps[0]].argmax()) for m in (waits, mask))
+                elsewhere = wave.program.code[pc]
                 wave.fault_thread(
                     "barrier",
-                    f"executed by part of the warp only: lane {lane} has gone another way, to PTX line "
+                    f"executed by part of the warp only: lane {other % WARP_SIZE} has gone another way, to PTX line "
                     f"{elsewhere.ptx_line} `{elsewhere.text}`",
-                    int(thread),
+                    thread,
+                    pc=waits_at,
                 )
 
     def on_exit(self) -> None:
@@ -87,6 +109,7 @@ class Convergence:
         for pc, mask in self._waiting.items():
             self._wave.scheduler.add(pc, mask)
         self._waiting = {}
+        self.aligned.clear()
 
     def waiting_threads(self) -> Iterator[tuple[int, np.ndarray, str]]:
         for pc, mask in self._waiting.items():
