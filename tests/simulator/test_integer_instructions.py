@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .tools import apply
+from .tools import DTYPES, apply, compile_cuda, launch
 
 
 def wrap(value: int, name: str) -> int:
@@ -102,6 +102,12 @@ def test_absolute_difference_and_24_bit_products() -> None:
     [
         ("add.cc.u32 %r1, %a, %b; addc.u32 %d, %c, 0;", lambda a, b, c: c + ((a + b) >> 32)),
         ("sub.cc.u32 %r1, %a, %b; subc.u32 %d, %c, 0;", lambda a, b, c: c - (a < b)),
+        # The carry of a subtraction is that of adding the complement: 1 where nothing is borrowed.
+        ("sub.cc.u32 %r1, %a, %b; addc.u32 %d, %c, 0;", lambda a, b, c: c + (a >= b)),
+        (
+            "sub.cc.u32 %r1, %a, %b; subc.cc.u32 %r2, %b, %c; addc.u32 %d, 0, 0;",
+            lambda a, b, c: int(b - c - (a < b) >= 0),
+        ),
         (
             "add.cc.u32 %r1, %a, %b; addc.cc.u32 %r2, %c, %c; addc.u32 %d, 0, 0;",
             lambda a, b, c: (2 * c + ((a + b) >> 32)) >> 32,
@@ -111,6 +117,26 @@ def test_absolute_difference_and_24_bit_products() -> None:
 )
 def test_carry_chains(body: str, reference: Callable[..., int]) -> None:
     check(body, "u32", ("u32", "u32", "u32"), reference)
+
+
+def test_128_bit_division() -> None:
+    """The compiler's division carries from subtractions into additions."""
+    ptx = compile_cuda(
+        """using Wide = unsigned __int128;
+        extern "C" __global__ void k(unsigned long long *out, const unsigned long long *in) {
+            in += 4 * threadIdx.x, out += 4 * threadIdx.x;
+            Wide a = (Wide)in[1] << 64 | in[0], b = (Wide)in[3] << 64 | in[2], q = a / b, r = a % b;
+            out[0] = q, out[1] = q >> 64, out[2] = r, out[3] = r >> 64; }""",
+        "sm_80",
+        "--device-int128",
+    )
+    words = np.random.default_rng(0).integers(0, 2**64, (32, 4), np.uint64)
+    words[::2, 3] >>= np.uint64(40)
+    words[::3, 3] = 0
+    outputs = {"out": np.zeros_like(words)}
+    launch(ptx, 32, outputs, words)
+    for (a0, a1, b0, b1), (q0, q1, r0, r1) in zip(words.tolist(), outputs["out"].tolist(), strict=True):
+        assert (q0 | q1 << 64, r0 | r1 << 64) == divmod(a0 | a1 << 64, b0 | b1 << 64)
 
 
 @pytest.mark.parametrize("name", ["b16", "b32", "b64"])

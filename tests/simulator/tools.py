@@ -19,12 +19,13 @@ DTYPES = {
 
 
 @cache
-def compile_cuda(source: str, arch: str = "sm_80") -> str:
-    """PTX of CUDA C, with line information."""
+def compile_cuda(source: str, arch: str = "sm_80", *more_options: str) -> str:
+    """PTX of CUDA C, with line information; ``more_options`` are for the compiler."""
     from cuda.bindings import nvrtc
 
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"test.cu", 0, [], [])
     options = [f"--gpu-architecture=compute_{arch[3:]}".encode(), b"-lineinfo", b"--std=c++17"]
+    options += [option.encode() for option in more_options]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)

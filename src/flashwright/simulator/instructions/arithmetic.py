@@ -49,7 +49,10 @@ def add_sub_with_carry(syntax: Instruction, bind: Binder) -> Execute:
 
 
 def _carry_chain(syntax: Instruction, bind: Binder) -> Execute:
-    """add.cc, addc, sub.cc, subc: the carry flag is one more predicate register. A borrow is carried as 1."""
+    """add.cc, addc, sub.cc, subc: the carry flag is one more predicate register.
+
+    A subtraction adds the complement plus one, as hardware does, so that its carry is 1 where nothing is borrowed.
+    """
     ptx_type = data_type(syntax)
     unsigned = TYPES[f"u{ptx_type.bits}"]
     subtracts = syntax.root.startswith("sub")
@@ -59,19 +62,13 @@ def _carry_chain(syntax: Instruction, bind: Binder) -> Execute:
     get_carry, put_carry = bind.carry()
 
     def execute(wave: Wave) -> None:
-        a, b = get_a(wave), get_b(wave)
-        carry_in = get_carry(wave).astype(unsigned.raw) if reads else unsigned.raw.type(0)
-        if subtracts:
-            first = a - b
-            result = first - carry_in
-            carry = (a < b) | (first < carry_in)
-        else:
-            first = a + b
-            result = first + carry_in
-            carry = (first < a) | (result < first)
+        a, b = get_a(wave), ~get_b(wave) if subtracts else get_b(wave)
+        carry_in = get_carry(wave).astype(unsigned.raw) if reads else unsigned.raw.type(subtracts)
+        first = a + b
+        result = first + carry_in
         put(wave, result)
         if writes:
-            put_carry(wave, carry)
+            put_carry(wave, (first < a) | (result < first))
 
     return execute
 
