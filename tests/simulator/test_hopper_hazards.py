@@ -11,6 +11,7 @@ import pytest
 from flashwright.hardware.tensor_map import Swizzle, TensorMap
 from flashwright.simulator.errors import SimulationError
 from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulator.run import Run
 
 from .hopper_tools import BF16, PRELUDE, run_cuda
 from .test_hopper_pipeline import GEMM, run_gemm
@@ -44,6 +45,11 @@ REFILL = "if (t == 0) fill(t0, in, full);\n"
 FILL = "for (int i = t; i < 1024; i += 160) ((uint4 *)s)[i] = make_uint4(0, 0, 0, i);\n"
 BULK_STORE = "if (t == 0) { store2(t0, target, 0, 0); bulk_commit(); bulk_wait_read(); }\n"
 UNFINISHED_BULK_STORE = "if (t == 0) { store2(t0, target, 0, 0); bulk_commit(); }\n"
+ASYNC_FILL = (
+    "for (int i = t; i < 1024; i += 160)"
+    'asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(t0 + 16 * i), "l"(out));'
+    'asm volatile("cp.async.wait_all;" ::: "memory");\n'
+)
 FENCED_FILL = FILL + "proxy_fence(); __syncthreads();\n"
 
 
@@ -208,13 +214,27 @@ TWINS = [
         "proxy-fence",
         faulty=FILL + "__syncthreads();\n" + warpgroup(MMA),
         correct=FENCED_FILL + warpgroup(MMA),
-        words=("wgmma read of", "fence.proxy.async by the writer", "write by warp"),
+        words=("wgmma read of", "without fence.proxy.async in between", "write by warp"),
     ),
     Twins(
-        "a proxy fence after the barrier is too late",
+        "a proxy fence by a warp that has not seen the writes",
         "proxy-fence",
-        faulty=FILL + "__syncthreads(); proxy_fence();\n" + warpgroup(MMA),
-        correct=FENCED_FILL + warpgroup(MMA),
+        faulty=FILL + "if (warp == 0) proxy_fence(); __syncthreads();\n" + warpgroup(MMA),
+        correct=FILL + "__syncthreads(); if (warp == 0) proxy_fence(); __syncthreads();\n" + warpgroup(MMA),
+        words=("fence.proxy.async",),
+    ),
+    Twins(
+        "asynchronous copies read by wgmma without a proxy fence",
+        "proxy-fence",
+        faulty=ASYNC_FILL + "__syncthreads();\n" + warpgroup(MMA),
+        correct=ASYNC_FILL + "__syncthreads(); proxy_fence();\n" + warpgroup(MMA),
+        words=("fence.proxy.async", "asynchronous copy by warp"),
+    ),
+    Twins(
+        "a proxy fence by the reader, of another warp than the product's",
+        "proxy-fence",
+        faulty=FILL + "__syncthreads(); if (warp == 4) proxy_fence();\n" + warpgroup(MMA),
+        correct=FILL + "__syncthreads(); proxy_fence();\n" + warpgroup(MMA),
         words=("fence.proxy.async",),
     ),
     Twins(
@@ -275,7 +295,7 @@ TWINS = [
     ),
     Twins(
         "bulk copy to an mbarrier whose initialisation was not fenced",
-        "proxy-fence",
+        "mbarrier-fence",
         faulty="if (t == 0) { init(fresh, 1); fill(t0, in, fresh); wait(fresh, 0); }",
         correct="if (t == 0) { init(fresh, 1); init_fence(); fill(t0, in, fresh); wait(fresh, 0); }",
         words=("fence.mbarrier_init",),
@@ -298,14 +318,17 @@ TWINS = [
 
 
 @cache  # correct twins are shared
-def run(body: str) -> None:
+def run(body: str, check_hazards: str | bool = "stop") -> Run:
     gpu = SimulatedGPU("sm_90a")
     array = np.ones((64, 64), BF16)
     source, target = (
         TensorMap(gpu.to_device(array), BF16, (64, 64), (128,), (64, 64), swizzle=Swizzle.B128) for _ in range(2)
     )
     out = gpu.to_device(np.zeros(4 * 160, np.float32))
-    run_cuda(KERNEL.replace("BODY", body), 160, [source, target, out], gpu, shared_bytes=2 * TILE)
+    arguments = [source, target, out]
+    return run_cuda(
+        KERNEL.replace("BODY", body), 160, arguments, gpu, shared_bytes=2 * TILE, check_hazards=check_hazards
+    )
 
 
 @pytest.mark.parametrize("twins", TWINS, ids=[twins.name for twins in TWINS])
@@ -318,6 +341,12 @@ def test_a_hazard_is_named_and_its_correct_twin_passes(twins: Twins) -> None:
     for word in twins.words:
         assert word in str(error), str(error)
     assert error.ptx_line is not None and error.source_line is not None
+
+
+def test_an_mbarrier_without_a_fence_is_reported_and_the_run_goes_on() -> None:
+    done = run("if (t == 0) { init(fresh, 1); fill(t0, in, fresh); wait(fresh, 0); }", check_hazards=True)
+    assert [(finding.kind, finding.count) for finding in done.findings] == [("mbarrier-fence", 1)]
+    assert "fence.mbarrier_init" in done.report()
 
 
 def test_both_parties_are_found_in_the_source() -> None:

@@ -1,7 +1,8 @@
 """Hazards of what runs on without the warp that started it: bulk copies, and wgmma's reads of shared memory.
 
-These go through the *asynchronous proxy*. What ordinary instructions wrote becomes visible to it by a proxy fence
-of the writing warp, before the barrier that orders the two. What it writes becomes visible by the mbarrier's phase.
+These go through the *asynchronous proxy*. What ordinary instructions wrote becomes visible to it by a proxy fence, of
+the writing warp or of one that is ordered after it, on the way to the reader. What it writes becomes visible by the
+mbarrier's phase.
 """
 
 from __future__ import annotations
@@ -64,22 +65,20 @@ class AsyncHazards:
     def _check_writers(self, access: AsyncAccess, written: np.ndarray) -> None:
         party = (written >> PARTY_SHIFT) & PARTY_MASK
         is_warp = party < self._parties.warps
-        # What a warp wrote must lie before a fence of that warp; a fence that was seen orders the write as well.
+        # What a warp wrote must lie before a fence; a fence that was seen orders the write as well.
         column = np.where(is_warp, party + self._parties.fences, party)
         unseen = written >= access.clocks[access.observer[:, None], column]
         if not unseen.any():
             return
         chunks, parts = np.nonzero(unseen)
         records = written[chunks, parts]
-        # Ordered after the writer, though not after a fence of it.
+        # Ordered after the writer, though no fence lies between.
         lacks_fence = records < access.clocks[access.observer[chunks], party[chunks, parts]]
         for place, count in one_per_place(records, chunks, lacks_fence):
             chunk, record = int(chunks[place]), int(records[place])
             if lacks_fence[place]:
                 kind: ErrorKind = "proxy-fence"
-                detail = (
-                    f"{access.what} after a write by ordinary instructions, without fence.proxy.async by the writer"
-                )
+                detail = f"{access.what} after a write by ordinary instructions, without fence.proxy.async in between"
             else:
                 kind, detail = self._tracker.classify_write(record, access.what)
             self._report(access, chunk, kind, detail, self._tracker.other_party(record, "write"), count)

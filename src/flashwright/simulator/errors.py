@@ -13,6 +13,7 @@ ErrorKind = Literal[
     "async-copy",
     "race",
     "proxy-fence",
+    "mbarrier-fence",
     "wgmma",
     "descriptor",
     "tensor-map",

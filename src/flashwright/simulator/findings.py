@@ -8,13 +8,20 @@ from typing import Any, Literal, get_args
 
 from .errors import ErrorKind, SimulationError
 
-HazardKind = Literal["uninitialised-shared", "uninitialised-global", "async-copy", "race", "proxy-fence", "wgmma"]
+HazardKind = Literal[
+    "uninitialised-shared", "uninitialised-global", "async-copy", "race", "proxy-fence", "mbarrier-fence", "wgmma"
+]
 Reaction = Literal["stop", "collect", "ignore"]
 HazardChecks = bool | Reaction | Mapping[HazardKind, Reaction]
 
 HAZARD_KINDS: tuple[HazardKind, ...] = get_args(HazardKind)
 """Faults that leave the run a meaning, so that it can go on after them."""
 REACTIONS: tuple[Reaction, ...] = get_args(Reaction)
+DEFAULT_REACTIONS: dict[str, Reaction] = {
+    **dict.fromkeys(HAZARD_KINDS, "stop"),
+    # Triton and cuda::memcpy_async leave this fence out.
+    "mbarrier-fence": "collect",
+}
 
 
 @dataclass(frozen=True)
@@ -69,15 +76,15 @@ class HazardPolicy:
 
 
 def reactions_by_kind(checks: HazardChecks) -> dict[str, Reaction]:
-    """The reaction to every kind; kinds that a mapping does not name stop the run. ValueError: no such kind."""
+    """The reaction to every kind; the default to kinds that a mapping does not name. ValueError: no such kind."""
     if isinstance(checks, bool):
-        checks = "stop" if checks else "ignore"
+        return DEFAULT_REACTIONS if checks else dict.fromkeys(HAZARD_KINDS, "ignore")
     if not isinstance(checks, Mapping):
         return dict.fromkeys(HAZARD_KINDS, _reaction(checks, ""))
     for kind in checks:
         if kind not in HAZARD_KINDS:
             raise ValueError(f"check_hazards: {kind!r} is no kind of hazard; allowed: {', '.join(HAZARD_KINDS)}")
-    return {kind: _reaction(checks.get(kind, "stop"), f" for {kind}") for kind in HAZARD_KINDS}
+    return {kind: _reaction(checks.get(kind, DEFAULT_REACTIONS[kind]), f" for {kind}") for kind in HAZARD_KINDS}
 
 
 def _reaction(value: object, where: str) -> Reaction:

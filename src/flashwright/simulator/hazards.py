@@ -69,10 +69,13 @@ class WarpClocks:
         self.seen[index, self._own[index]] += TICK
 
     def fence_proxy(self, warps: np.ndarray | slice) -> None:
-        """Asynchronous parties ordered after this will see what these warps wrote before it."""
+        """Asynchronous parties ordered after this will see what these warps wrote, and have seen, before it."""
         index: np.ndarray = self._all[warps]
         self.advance(index)
-        self.seen[index, self.parties.fences + self._own[index]] = self.seen[index, self._own[index]]
+        by_warp = self.seen[index]
+        fences = slice(self.parties.fences, self.parties.fences + self._per_block)
+        by_warp[:, fences] = np.maximum(by_warp[:, fences], by_warp[:, : self._per_block])
+        self.seen[index] = by_warp
 
     def publish(self, warp: int) -> np.ndarray:
         """The warp arrives somewhere: what it has seen and done so far, to be handed over by `join`."""

@@ -120,9 +120,10 @@ class Module:
 
         ``shared_bytes`` is dynamic shared memory. ``trace_warp=(block, warp)`` records the instructions of
         one warp of one block (by linear index). ``check_hazards`` says what happens on a hazard (a race, a read of
-        uninitialised memory, a missing wait or fence): ``"stop"`` (or True) raises `SimulationError`, ``"collect"``
-        goes on and lists it in ``run.findings``, ``"ignore"`` (or False) does not look for any; a mapping says it by
-        kind, with "stop" for kinds it does not name. Bounds and alignment are always checked. After
+        uninitialised memory, a missing wait or fence): ``"stop"`` raises `SimulationError`, ``"collect"`` goes on and
+        lists it in ``run.findings``, ``"ignore"`` (or False) does not look for any; True stops, except for
+        mbarrier-fence, which it collects; a mapping says it by kind, with what True means for kinds it
+        does not name. Bounds and alignment are always checked. After
         ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop. ``registers`` is what
         the kernel was compiled for, per thread: what ``setmaxnreg`` has to distribute (default: its ``.maxnreg``, or
         unlimited).
@@ -182,7 +183,7 @@ class Module:
             allowed = int(np.prod(declared))
             if threads > allowed or (limit == "reqntid" and threads != allowed):
                 raise ValueError(f"kernel {program.name} was compiled for .{limit} {declared}, launched with {block}")
-        if np.prod(program.limits.get("reqnctapercluster", (1,))) > 1:
+        if program.is_clustered:
             raise SimulationError("unsupported", "clusters of several thread blocks", kernel=program.name)
         available = self._gpu.architecture.shared_bytes_per_block
         if shared_bytes < 0 or program.shared_bytes(shared_bytes) > available:

@@ -7,7 +7,7 @@ Each party has a column in the vector clocks of `hazards`:
 A warp has *seen* a party up to some stamp: everything of smaller stamps is ordered before what the warp does
 next. Stamps of a warp advance when it synchronises; of wgmma and bulk stores they are numbers of commit groups,
 of an mbarrier phases: bulk copies write on behalf of the phase they complete. A fence column is no party of its
-own: it says which of a warp's stamps lie before its last proxy fence.
+own: it says which of a warp's stamps lie before a proxy fence, by itself or by a warp that had seen them.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def run_ahead() -> ForwardSimulation:
 
 def run_right(q: np.ndarray, k: np.ndarray, config: HopperForwardKernelConfig = CONFIG) -> ForwardSimulation:
     v = random(*k.shape)
-    done = simulate_forward(config, q, k, v)
+    done = simulate_forward(config, q, k, v, check_hazards="stop")
     error = relative_error(done.output, reference_forward(q, k, v)[0])
     assert error < 5e-4, f"{WRONG}: {error}"
     return done
@@ -79,7 +79,7 @@ def run_packed() -> ForwardSimulation:
     q, k, v = random(1, 1, 80, 64), random(1, 1, 80, 64), random(1, 1, 80, 64)
     v[:, :, 40:] = np.inf
     starts = np.array([0, 40, 80], np.int32)
-    done = simulate_forward(CONFIG, q, k, v, starts=(starts, starts), max_lengths=(40, 40))
+    done = simulate_forward(CONFIG, q, k, v, starts=(starts, starts), max_lengths=(40, 40), check_hazards="stop")
     first = (x[:, :, :40] for x in (q, k, v))
     assert relative_error(done.output[:, :, :40], reference_forward(*first)[0]) < 5e-4
     return done
@@ -244,7 +244,7 @@ MUTATIONS = {
     ),
     "barriers are used before they are there": Mutation("__syncthreads();", SYNC, {"mbarrier", "race"}),
     "barriers are not announced to the copy engine": Mutation(
-        "mbarrier_init_fence();", r"fence\.mbarrier_init", {"proxy-fence"}
+        "mbarrier_init_fence();", r"fence\.mbarrier_init", {"mbarrier-fence"}
     ),
     "no proxy fence after rows of V are cleared": Mutation(
         "fence_async_proxy();", r"fence\.proxy", {"proxy-fence"}, run=run_packed

@@ -111,7 +111,7 @@ def alias_fence(syntax: Instruction, bind: Binder) -> Execute:
 
 @instruction("fence.proxy.async", "fence.mbarrier_init")
 def proxy_fence(syntax: Instruction, bind: Binder) -> Execute:
-    """What the thread wrote to shared memory can be seen by bulk copies and wgmma that are ordered after this."""
+    """What the thread wrote to shared memory, or has seen of others' writes, bulk copies and wgmma after this can see."""
     if syntax.has("global"):
         return lambda wave: None
 

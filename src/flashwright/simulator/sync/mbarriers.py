@@ -134,7 +134,9 @@ class Mbarriers:
                 "bulk copy to an mbarrier whose initialisation was not followed by fence.mbarrier_init or "
                 "fence.proxy.async"
             )
-            wave.hazard("proxy-fence", detail, thread, barrier.address)
+            wave.hazard(
+                "proxy-fence" if wave.program.is_clustered else "mbarrier-fence", detail, thread, barrier.address
+            )
 
     def within(self, block: int, start: int, end: int) -> Mbarrier | None:
         """A valid barrier of the block that overlaps a range of shared memory."""
