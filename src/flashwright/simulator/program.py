@@ -34,6 +34,8 @@ from .registry import Operation, Unsupported, decode
 from .special_registers import SPECIAL_REGISTERS
 
 _MAX_CALL_DEPTH = 64
+# Opcodes of what touches shared memory beside the threads, and of what they wait in for it.
+_ASYNCHRONOUS = ("mbarrier.", "wgmma.", "cp.async.bulk.", "cp.reduce.async.bulk.")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Program:
     @cached_property
     def has_asynchronous_parties(self) -> bool:
         """Whether bulk copies or warpgroup products touch shared memory beside the threads."""
-        return any(item.opcode.startswith(("mbarrier.", "wgmma.", "cp.async.bulk.")) for item in self.code)
+        return any(item.opcode.startswith(_ASYNCHRONOUS) for item in self.code)
 
     @cached_property
     def steps(self) -> list[tuple[Callable[..., Any], int, bool, bool, int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from .async_hazards import CHUNK_BYTES
 from .memory.bytes import WIDTH_SHIFT
 from .memory.global_memory import GlobalMemory
 from .memory.windows import GLOBAL_BASE
+from .ptx.types import ptx_type_of
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,14 @@ class TensorBox:
         starts, length = self._stretches()
         rows = memory.unwritten_among(starts, length) if length else starts[:0]
         return int(starts[rows[0]]) if rows.size else None
+
+    def combine(self, memory: GlobalMemory, chunks: np.ndarray, update: Callable[[Any, Any], Any]) -> None:
+        """Like `write`, with ``update(old, new)`` of the tensor's elements in the place of the new ones."""
+        items, view, index, inside = self._items(memory, chunks.view(np.uint8).reshape(self.rows, -1))
+        if index.size:
+            dtype = ptx_type_of(self.tensor_map.dtype).dtype
+            old, new = (np.ascontiguousarray(part).view(dtype) for part in (view[index], items[inside]))
+            view[index] = np.asarray(update(old, new)).view(view.dtype)
 
     def _items(self, memory: GlobalMemory, data: np.ndarray) -> tuple[np.ndarray, Any, np.ndarray, np.ndarray]:
         """Rows of ``data`` and of memory as the widest items that fit, and the rows in the tensor."""

@@ -1,4 +1,4 @@
-"""atom and red: read-modify-write, applied in thread order."""
+"""atom and red: read-modify-write, applied in thread order; vectors element by element."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import numerics as num
-from ..binding import Binder
-from ..memory.bytes import WIDTH_DTYPES
+from ..binding import Binder, elements_of
 from ..ptx.syntax import Instruction, Sink
 from ..ptx.types import TYPES, PtxType
 from ..registry import Unsupported, instruction
@@ -21,17 +20,24 @@ if TYPE_CHECKING:
 Execute = Callable[..., Any]
 Update = Callable[..., Any]
 
-_OPERATIONS = ("add", "min", "max", "inc", "dec", "exch", "cas", "and", "or", "xor")
+_ARITHMETIC = ("add", "min", "max")
+_VECTORS = ("v2", "v4", "v8")
+OPERATIONS = (*_ARITHMETIC, "inc", "dec", "exch", "cas", "and", "or", "xor")
 
 
-def _update(name: str, ptx_type: PtxType) -> Update:
-    """(old, operands…) → new, on arrays of the instruction's type."""
+def update_of(name: str, ptx_type: PtxType, in_global: bool) -> Update:
+    """(old, operands…) → new, on arrays of the instruction's type.
+
+    PTX ISA, "atom": sums of f32 in global memory flush subnormal numbers, in shared memory they do not.
+    """
+    if ptx_type.is_float and name not in _ARITHMETIC:
+        raise Unsupported(f".{name} of .{ptx_type.name}; of floating-point types there are {', '.join(_ARITHMETIC)}")
     if ptx_type.kind in ("packed", "bf") or ptx_type.name == "f16":
         return _half_update(name, ptx_type)
     one: Any = ptx_type.dtype.type(1)
     minimum, maximum = (num.minimum, num.maximum) if ptx_type.is_float else (np.minimum, np.maximum)
     table: dict[str, Update] = {
-        "add": np.add,
+        "add": _flushing_sum if ptx_type.name == "f32" and in_global else np.add,
         "min": minimum,
         "max": maximum,
         "and": np.bitwise_and,
@@ -43,6 +49,10 @@ def _update(name: str, ptx_type: PtxType) -> Update:
         "cas": lambda old, expected, new: np.where(old == expected, new, old),
     }
     return table[name]
+
+
+def _flushing_sum(old: Any, value: Any) -> Any:
+    return num.flush_subnormals(num.flush_subnormals(old) + num.flush_subnormals(value))
 
 
 def _half_update(name: str, ptx_type: PtxType) -> Update:
@@ -65,42 +75,65 @@ def _half_update(name: str, ptx_type: PtxType) -> Update:
 
 @instruction("atom", "red")
 def atomic(syntax: Instruction, bind: Binder) -> Execute:
-    name = next(m for m in syntax.modifiers if m in _OPERATIONS)
+    """``d, [address], b {, c} {, cache policy}``; d, b and c may be vectors. ``red`` has no d."""
+    name = next((m for m in syntax.modifiers if m in OPERATIONS), None)
+    if name is None or syntax.has("async"):
+        raise Unsupported("asynchronous reductions" if syntax.has("async") else "this operation")
     ptx_type = TYPES[syntax.modifiers[-1]]
-    if "v2" in syntax.modifiers or "v4" in syntax.modifiers or syntax.has("async"):
-        raise Unsupported("vector or asynchronous atomics")
-    returns = syntax.root == "atom"
-    target = syntax.operands[0] if returns else Sink()
-    address, *values = syntax.operands[1:] if returns else syntax.operands
-    width = ptx_type.bytes
+    operands = list(syntax.operands)
+    if any(modifier.endswith("cache_hint") for modifier in syntax.modifiers):
+        operands.pop()
+    targets = elements_of(operands.pop(0)) if syntax.root == "atom" else None
+    address, *values = operands
+    count = next((int(m[1:]) for m in syntax.modifiers if m in _VECTORS), 1)
+    columns = [elements_of(value) for value in values]
+    for elements in [*columns, *([] if targets is None else [targets])]:
+        if len(elements) != count:
+            raise Unsupported(f"{len(elements)} elements in an operand; {count} are needed")
+    width = ptx_type.bytes * count
     space, get_address = bind_location(syntax, address, width, bind)
-    put = bind.active_destination(target, ptx_type)
-    getters = [bind.source(value, ptx_type) for value in values]
-    update = _update(name, ptx_type)
+    setters = [bind.active_destination(target, ptx_type) for target in targets or (Sink(),) * count]
+    getters = [[bind.source(value, ptx_type) for value in elements] for elements in columns]
+    update, update_global = (update_of(name, ptx_type, in_global) for in_global in (False, True))
 
     def execute(wave: Wave) -> None:
         addresses = get_address(wave)
         if wave.mask is not None:
             addresses = addresses[wave.lanes]
-        operands = [active_values(wave, get(wave)) for get in getters]
-        old = np.empty(addresses.size, WIDTH_DTYPES[width])
+        operands = [[active_values(wave, get(wave)) for get in elements] for elements in getters]
+        old = np.empty((count, addresses.size), ptx_type.raw)
         for positions, view, index in locate(wave, space, addresses, width, "atomic"):
-            old[positions] = _apply(view, index, [value[positions] for value in operands], update, ptx_type)
-        put(wave, old)
+            items = view.view(ptx_type.raw)
+            change = update_global if view is wave.global_memory.views[width] else update
+            for element in range(count):
+                chosen = [elements[element][positions] for elements in operands]
+                old[element, positions] = _apply(items, index * count + element, chosen, change, ptx_type)
+        for put, values in zip(setters, old, strict=True):
+            put(wave, values)
 
     return execute
 
 
-def _apply(view: np.ndarray, index: np.ndarray, operands: list[Any], update: Update, ptx_type: PtxType) -> np.ndarray:
-    """Apply in thread order: each round takes the first remaining thread of every address."""
-    old = np.empty(index.size, view.dtype)
-    remaining = np.arange(index.size)
-    while remaining.size:
-        _, first = np.unique(index[remaining], return_index=True)
-        chosen = remaining[first]
-        before = view[index[chosen]]
+def _apply(items: np.ndarray, index: np.ndarray, operands: list[Any], update: Update, ptx_type: PtxType) -> np.ndarray:
+    """Apply in thread order: round r takes the r-th thread of every address."""
+    old = np.empty(index.size, items.dtype)
+    for chosen in _rounds(index):
+        places = index[chosen]
+        before = items[places]
         old[chosen] = before
-        after = update(before.view(ptx_type.dtype), *(value[chosen] for value in operands))
-        view[index[chosen]] = np.asarray(after).view(view.dtype)
-        remaining = np.delete(remaining, first)
+        items[places] = np.asarray(update(before.view(ptx_type.dtype), *(v[chosen] for v in operands))).view(
+            items.dtype
+        )
     return old
+
+
+def _rounds(index: np.ndarray) -> list[np.ndarray]:
+    """Positions in ``index`` such that no round has an address twice, and earlier positions come in earlier rounds."""
+    order = np.argsort(index, kind="stable")
+    starts = np.flatnonzero(np.diff(index[order], prepend=index[order[0]] - 1))
+    lengths = np.diff(starts, append=index.size)
+    rank = np.arange(index.size) - np.repeat(starts, lengths)
+    if lengths.max() == 1:
+        return [order]
+    by_rank = order[np.argsort(rank, kind="stable")]
+    return np.split(by_rank, np.cumsum(np.bincount(rank))[:-1])

@@ -1,4 +1,7 @@
-"""cp.async.bulk: copies by the tensor memory accelerator, of boxes of tensors and of plain stretches of bytes."""
+"""cp.async.bulk: copies by the tensor memory accelerator, of boxes of tensors and of plain stretches of bytes.
+
+cp.reduce.async.bulk is a copy to global memory that combines with what is there.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from flashwright.hardware.tensor_map import Swizzle
 from ..access_patterns import SECTOR_BYTES
 from ..architecture import WARP_SIZE
 from ..async_hazards import CHUNK_BYTES, AsyncAccess
-from ..binding import Binder, Getter
+from ..binding import Binder, Getter, data_type
+from ..memory.global_memory import GlobalMemory
 from ..memory.windows import GLOBAL_BASE
 from ..ptx.syntax import Immediate, Instruction, Operand, Vector
-from ..ptx.types import TYPES
+from ..ptx.types import TYPES, ptx_type_of
 from ..registry import Operation, Unsupported, instruction
 from ..sync.bulk_copies import BulkLoad, BulkStore
 from ..tensor_boxes import TensorBox
+from .atomics import OPERATIONS, update_of
 from .load_store import active_values
 from .mbarrier import active_threads, bind_mbarrier
 
@@ -39,7 +44,19 @@ def bulk_tensor(syntax: Instruction, bind: Binder) -> Operation:
         target, source, barrier = operands
         return _tensor_load(target, source, barrier, bind)
     target, source = operands
-    return _tensor_store(target, source, bind)
+    return _tensor_store(target, source, bind, TensorBox.write)
+
+
+@instruction("cp.reduce.async.bulk.tensor")
+def reduce_tensor(syntax: Instruction, bind: Binder) -> Operation:
+    """``[tensor map, {coordinates}], [shared]``; the type is the tensor map's."""
+    name = _reduction_of(syntax)
+    target, source = _operands(syntax)
+
+    def combine(box: TensorBox, memory: GlobalMemory, chunks: np.ndarray) -> None:
+        box.combine(memory, chunks, update_of(name, ptx_type_of(box.tensor_map.dtype), in_global=True))
+
+    return _tensor_store(target, source, bind, combine)
 
 
 @instruction("cp.async.bulk")
@@ -49,7 +66,21 @@ def bulk(syntax: Instruction, bind: Binder) -> Operation:
         target, source, size, barrier = operands
         return _plain_load(target, source, size, barrier, bind)
     target, source, size = operands
-    return _plain_store(target, source, size, bind)
+    return _plain_store(target, source, size, bind, np.copyto)
+
+
+@instruction("cp.reduce.async.bulk")
+def reduce_bulk(syntax: Instruction, bind: Binder) -> Operation:
+    """``[global], [shared], bytes``."""
+    ptx_type = data_type(syntax)
+    update = update_of(_reduction_of(syntax), ptx_type, in_global=True)
+    target, source, size = _operands(syntax)
+
+    def combine(view: np.ndarray, chunks: np.ndarray) -> None:
+        items = view.view(ptx_type.dtype)
+        items[...] = update(items, np.ascontiguousarray(chunks).view(ptx_type.dtype))
+
+    return _plain_store(target, source, size, bind, combine)
 
 
 @instruction("cp.async.bulk.prefetch")
@@ -86,6 +117,13 @@ def _is_load(syntax: Instruction) -> bool:
     if places not in (["shared", "global"], ["global", "shared"]):
         raise Unsupported(f"a bulk copy between {' and '.join(places) or 'unknown spaces'}")
     return places[0] == "shared"
+
+
+def _reduction_of(syntax: Instruction) -> str:
+    """The operation of a reducing copy."""
+    if _is_load(syntax):
+        raise Unsupported("a reducing bulk copy to shared memory")
+    return next(modifier for modifier in syntax.modifiers if modifier in OPERATIONS)
 
 
 # Operands of each active thread: a copy is usually issued by one thread of a block -------------------------------
@@ -134,7 +172,9 @@ def _tensor_load(target: Operand, source: Operand, barrier: Operand, bind: Binde
     return Operation(execute)
 
 
-def _tensor_store(target: Operand, source: Operand, bind: Binder) -> Operation:
+def _tensor_store(
+    target: Operand, source: Operand, bind: Binder, write: Callable[[TensorBox, GlobalMemory, np.ndarray], None]
+) -> Operation:
     get_source, get_boxes = bind.address(source), _bind_box(target, bind)
     bind.shared_widths.add(CHUNK_BYTES)
 
@@ -144,7 +184,7 @@ def _tensor_store(target: Operand, source: Operand, bind: Binder) -> Operation:
             if min(box.coordinates) < 0:
                 detail = f"a box is stored at {box.coordinates}; only loads may begin before the tensor"
                 wave.fault_thread("tensor-map", detail, thread)
-            _issue_store(wave, thread, box.chunk_addresses(address), partial(box.write, wave.global_memory))
+            _issue_store(wave, thread, box.chunk_addresses(address), partial(write, box, wave.global_memory))
             wave.counters.count_bulk(wave, _STORED, *box.sectors())
 
     return Operation(execute)
@@ -166,7 +206,9 @@ def _plain_load(target: Operand, source: Operand, size: Operand, barrier: Operan
     return Operation(execute)
 
 
-def _plain_store(target: Operand, source: Operand, size: Operand, bind: Binder) -> Operation:
+def _plain_store(
+    target: Operand, source: Operand, size: Operand, bind: Binder, write: Callable[[np.ndarray, np.ndarray], None]
+) -> Operation:
     getters = bind.address(source), bind.address(target), bind.source(size, TYPES["u32"])
     bind.shared_widths.add(CHUNK_BYTES)
 
@@ -174,7 +216,7 @@ def _plain_store(target: Operand, source: Operand, size: Operand, bind: Binder) 
         for thread, start, place, count in _per_thread(wave, *getters):
             view = _global_chunks(wave, thread, start, place, count)
             wave.global_memory.mark_written(np.array([place]), count)
-            _issue_store(wave, thread, start + np.arange(0, count, CHUNK_BYTES), partial(np.copyto, view))
+            _issue_store(wave, thread, start + np.arange(0, count, CHUNK_BYTES), partial(write, view))
             wave.counters.count_bulk(wave, _STORED, *_sectors(place, count))
 
     return Operation(execute)

@@ -60,3 +60,10 @@ def _all_types() -> dict[str, PtxType]:
 
 
 TYPES = _all_types()
+
+
+def ptx_type_of(dtype: np.dtype[Any]) -> PtxType:
+    """The PTX type of numbers that NumPy calls ``dtype``."""
+    if dtype.name == "bfloat16":
+        return TYPES["bf16"]
+    return TYPES[f"{dtype.kind.replace('i', 's')}{8 * dtype.itemsize}"]
