@@ -238,7 +238,8 @@ def immediate(operand: Immediate, ptx_type: PtxType) -> np.ndarray:
         return np.array(operand.value, ptx_type.dtype)
     if ptx_type.kind in ("bf", "packed") and isinstance(operand.value, float):
         raise Unsupported("a floating-point literal of a packed or bfloat16 type")
-    return np.array(int(operand.value) & ((1 << ptx_type.bits) - 1), RAW_DTYPES[ptx_type.bits]).view(ptx_type.dtype)
+    pattern = int(operand.value) & ((1 << ptx_type.bits) - 1)
+    return np.frombuffer(pattern.to_bytes(ptx_type.bytes, "little"), ptx_type.dtype).reshape(())
 
 
 def elements_of(operand: Operand) -> tuple[Operand, ...]:

@@ -63,14 +63,14 @@ def _unpack(target: Vector, value: Any, ptx_type: PtxType, bind: Binder) -> Exec
         if not isinstance(element, Sink)
     ]
     get = bind.source(value, TYPES[f"b{ptx_type.bits}"])
-    shifts = [ptx_type.raw.type(part.bits * index) for index in range(count)]
 
     def execute(wave: Wave) -> None:
         whole = get(wave)
         if whole.ndim == 0:
             whole = np.full(wave.threads, whole)
+        parts = np.ascontiguousarray(whole).view(part.raw).reshape(-1, count)
         for index, put in setters:
-            put(wave, (whole >> shifts[index]).astype(part.raw))
+            put(wave, np.ascontiguousarray(parts[:, index]))
 
     return execute
 

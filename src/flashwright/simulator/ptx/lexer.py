@@ -10,6 +10,7 @@ _TOKEN = re.compile(
       (?P<newline>\n)
     | (?P<location>\.loc\b[^\n;{}]*)
     | (?P<directive>\.[A-Za-z_][\w$]*(?:::\w+)*)
+    | (?P<warp_size>WARP_SZ\b)
     | (?P<word>%?[A-Za-z_$][\w$]*(?:\.[\w$]+(?:::\w+)*)*)
     | (?P<number>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|0[xX][0-9a-fA-F]+U?
         |\d+\.\d*(?:[eE][+-]?\d+)?|\d+U?)
@@ -37,7 +38,8 @@ class Token(NamedTuple):
 def tokenize(text: str) -> list[Token]:
     """All tokens of a module, without white space and comments, each with its line number (from 1).
 
-    A ``.loc`` directive is one token of kind "location"; the last token is of kind "end".
+    A ``.loc`` directive is one token of kind "location", the constant ``WARP_SZ`` a number; the last token is of
+    kind "end".
     """
     tokens: list[Token] = []
     append = tokens.append
@@ -56,6 +58,9 @@ def tokenize(text: str) -> list[Token]:
             line += match.group().count("\n")
         else:
             found = match.group(kind)  # type: ignore[arg-type]
-            append(Token(kind, found, line, position - len(found), position))  # type: ignore[arg-type]
+            start = position - len(found)
+            if kind == "warp_size":
+                kind, found = "number", "32"
+            append(Token(kind, found, line, start, position))  # type: ignore[arg-type]
             if kind == "end":
                 return tokens

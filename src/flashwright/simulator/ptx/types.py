@@ -12,6 +12,7 @@ RAW_DTYPES: dict[int, np.dtype[Any]] = {
     16: np.dtype(np.uint16),
     32: np.dtype(np.uint32),
     64: np.dtype(np.uint64),
+    128: np.dtype("V16"),  # only moved, never computed with
 }
 
 
@@ -50,6 +51,8 @@ def _all_types() -> dict[str, PtxType]:
     types = [PtxType("pred", "pred", 8, np.dtype(np.bool_))]
     for bits, raw in RAW_DTYPES.items():
         types.append(PtxType(f"b{bits}", "b", bits, raw))
+        if raw.kind == "V":
+            continue
         types.append(PtxType(f"u{bits}", "u", bits, raw))
         types.append(PtxType(f"s{bits}", "s", bits, np.dtype(f"int{bits}")))
     types += [PtxType(f"f{bits}", "f", bits, np.dtype(f"float{bits}")) for bits in (16, 32, 64)]
