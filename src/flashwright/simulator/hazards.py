@@ -189,10 +189,17 @@ class HazardTracker:
         if access.kind != "atomic":
             self._check_same_instruction(access, granules, record, parts)
 
-    def arrived(self, threads: np.ndarray, flat: np.ndarray, width: int, pc: int) -> None:
-        """Data of ``cp.async`` is there for the threads that waited; others need a barrier after this."""
+    def arrived(
+        self, threads: np.ndarray, flat: np.ndarray, width: int, pc: int, stamps: np.ndarray | None = None
+    ) -> None:
+        """Data of ``cp.async`` is there for the threads that waited; others need a barrier after this.
+
+        ``stamps`` say when the threads wrote it; without them, now.
+        """
         parts = self._parts(width)
-        record = self.clocks.own()[self._thread_warp[threads]] | self.thread_id[threads] | _ASYNC
+        if stamps is None:
+            stamps = self.clocks.own()[self._thread_warp[threads]]
+        record = stamps | self.thread_id[threads] | _ASYNC
         self.writes[self._granules(flat, parts)] = np.repeat(record | self._pc_field(pc), parts)
 
     # Accesses of asynchronous parties, in chunks -----------------------------------------------------

@@ -16,6 +16,7 @@ from ..ptx.syntax import Immediate, Instruction, Operand, Register
 from ..ptx.types import TYPES
 from ..registry import Unsupported, instruction
 from .load_store import active_values
+from .mbarrier import active_threads, bind_mbarrier
 
 if TYPE_CHECKING:
     from ..wave import Wave
@@ -109,3 +110,20 @@ def wait_group(syntax: Instruction, bind: Binder) -> Execute:
 @instruction("cp.async.wait_all")
 def wait_all(syntax: Instruction, bind: Binder) -> Execute:
     return lambda wave: wave.async_copies.wait_all()
+
+
+@instruction("cp.async.mbarrier.arrive")
+def mbarrier_arrive(syntax: Instruction, bind: Binder) -> Execute:
+    """The thread arrives when its copies so far have come. Without .noinc, the arrival is not one of those expected."""
+    is_counted = not syntax.has("noinc")
+    get_addresses = bind_mbarrier(syntax.operands[0], bind)
+
+    def execute(wave: Wave) -> None:
+        threads, addresses = active_threads(wave), get_addresses(wave)
+        barriers = [
+            wave.mbarriers.expect_arrival(int(thread), int(address), is_counted)
+            for thread, address in zip(threads, addresses, strict=True)
+        ]
+        wave.async_copies.arrive_later(threads, barriers)
+
+    return execute

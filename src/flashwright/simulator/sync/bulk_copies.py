@@ -60,12 +60,13 @@ class BulkCopies:
         self._loads.append(load)
 
     def deliver(self) -> bool:
-        """Everything on its way to shared memory arrives. False: nothing was."""
+        """Everything on its way to shared memory arrives, if somebody can hear of it. False: nothing was."""
+        arrived = self._wave.async_copies.deliver_arrivals()
         loads, self._loads = self._loads, []
         for load in loads:
             self._wave.shared.store.views[16][load.chunks] = load.data
             self._wave.mbarriers.complete_bytes(load.barrier, load.bytes)
-        return bool(loads)
+        return bool(loads) or arrived
 
     # To global memory --------------------------------------------------------------------------------
 

@@ -165,6 +165,25 @@ class Mbarriers:
         self._complete_if_done(barrier)
         return phase
 
+    def expect_arrival(self, thread: int, address: int, is_counted: bool) -> Mbarrier:
+        """A later arrival by itself (see `arrive_asynchronously`); if counted, one more is pending until then."""
+        barrier = self.find(thread, address)
+        barrier.pending += is_counted
+        if barrier.pending > MAX_COUNT:
+            detail = f"{barrier.pending} arrivals are pending at an mbarrier; allowed: up to {MAX_COUNT}"
+            self._wave.fault_thread("mbarrier", detail, thread, address)
+        return barrier
+
+    def arrive_asynchronously(self, barrier: Mbarrier, thread: int, clock: np.ndarray | None, pc: int) -> None:
+        """What the thread started at ``pc``, having published ``clock``, has come."""
+        if barrier.pending < 1:
+            detail = f"an arrival too many at an mbarrier whose {barrier.state}"
+            self._wave.fault_thread("mbarrier", detail, thread, barrier.address, pc=pc)
+        barrier.pending -= 1
+        if clock is not None:
+            barrier.arrivals.append(clock)
+        self._complete_if_done(barrier)
+
     def expect_bytes(self, thread: int, address: int, amount: int) -> None:
         self._add_bytes(self.find(thread, address), thread, amount)
 
