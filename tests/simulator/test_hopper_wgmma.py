@@ -163,7 +163,8 @@ def test_flops_and_instructions_are_counted_per_warp() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("f32.bf16.bf16", "f16.f16.f16"), "types"),
+        (("f32.bf16.bf16", "f16.bf16.bf16"), "types"),
+        (("m64n8k16", "m64n8k32"), "K is 16"),
         (("m64n8k16", "m64n12k16"), "accumulators"),
         (("p, 1, 1, 0, 0", "p, 2, 1, 0, 0"), "scales"),
         (("p, 1, 1, 0, 0", "p, 1, 1"), "immediate"),

@@ -23,7 +23,8 @@ import numpy as np
 from flashwright.hardware.tensor_map import Swizzle
 
 CHUNK_BYTES = 16
-DEPTH = 16  # K of one wgmma with 16-bit elements
+DEPTH_BYTES = 32  # K of one wgmma, whatever its elements
+DEPTH = DEPTH_BYTES // 2  # in 16-bit elements; only those can be MN-major
 _SWIZZLES = (Swizzle.NONE, Swizzle.B128, Swizzle.B64, Swizzle.B32)
 
 
@@ -59,7 +60,7 @@ class MatrixDescriptor:
                 f"offset is {self.base_offset}"
             )
         span = self.swizzle.value
-        needed = min(2 * rows, span) if is_mn_major else 2 * DEPTH
+        needed = min(2 * rows, span) if is_mn_major else DEPTH_BYTES
         if self.start % span + needed > span:
             return (
                 f"start address {self.start:#x} lies {self.start % span} bytes into a row of {span}, and the operand "

@@ -1,16 +1,16 @@
 """mma.sync: warp-level matrix multiply-accumulate, D = A·B + C.
 
-Fragments (PTX ISA, "Matrix Fragments for mma"): with g = lane/4, t = lane%4, and e elements per 32-bit
-register, register r of A holds row g + 8·(r%2), columns 4e·(r/2) + e·t + (0…e-1); register r of B holds rows
-4e·r + e·t + (0…e-1) of column g; C and D hold rows g and g + 8, columns 2t and 2t + 1.
+Fragments (PTX ISA, "Matrix Fragments for mma"): with g = lane/4, t = lane%4, and e elements per register, register r
+of A holds row g + 8·(r%2), columns 4e·(r/2) + e·t + (0…e-1); register r of B holds rows 4e·r + e·t + (0…e-1) of column
+g; C and D hold rows g and g + 8, columns 2t and 2t + 1. With 8 rows (m8n8) there is only row g.
 
-Products are exact and their sum with C is taken in double precision, then rounded once to the accumulator's
-type. Tensor cores align and truncate partial sums instead, so their last bits can differ.
+Products are exact and their sum with C is taken in double precision, then rounded once to the accumulator's type.
+Tensor cores align and truncate partial sums instead, so their last bits can differ. Products of f64 are added one by
+one by fused multiply-add.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,13 @@ import numpy as np
 
 from ..architecture import WARP_SIZE
 from ..binding import Binder, Getter, Setter, elements_of
-from ..numerics import F16, F32, F64
+from ..numerics import F16, F32, F64, fma_f64
 from ..ptx.syntax import Instruction
-from ..ptx.types import TYPES
+from ..ptx.types import TYPES, PtxType
 from ..registry import Operation, Unsupported, instruction
 from ..sync.convergence import warp_synchronous
 from .matrix import full_warps
+from .matrix_types import MATRIX_TYPES, MatrixType
 
 if TYPE_CHECKING:
     from ..wave import Wave
@@ -32,52 +33,53 @@ if TYPE_CHECKING:
 _GROUPS, _QUAD = 8, 4  # a warp is 8 groups of 4 lanes
 _U32 = np.dtype(np.uint32)
 
-# Registers of 32 bits as the numbers in them, in order.
-Widen = Callable[[np.ndarray], np.ndarray]
-
-
-def _widen_bf16(registers: np.ndarray) -> np.ndarray:
-    return (registers.view(np.uint16).astype(_U32) << np.uint32(16)).view(F32)
-
-
-def _widen_tf32(registers: np.ndarray) -> np.ndarray:
-    return (registers & np.uint32(0xFFFFE000)).view(F32)
-
-
-def _widen_view(dtype: np.dtype) -> Widen:
-    return lambda registers: registers.view(dtype)
-
-
-# Elements per register of each input type, and how they are widened.
-_INPUTS: dict[str, tuple[int, Widen]] = {
-    "f16": (2, _widen_view(F16)),
-    "bf16": (2, _widen_bf16),
-    "tf32": (1, _widen_tf32),
-    "s8": (4, _widen_view(np.dtype(np.int8))),
-    "u8": (4, _widen_view(np.dtype(np.uint8))),
+# Of each type of A: shapes (rows, depth), types that B may have, types of the accumulator.
+_HALF_SHAPES = ((16, 8), (16, 16))
+_FORMS: dict[str, tuple[tuple[tuple[int, int], ...], tuple[str, ...], tuple[str, ...]]] = {
+    "f16": (_HALF_SHAPES, ("f16",), ("f32", "f16")),
+    "bf16": (_HALF_SHAPES, ("bf16",), ("f32",)),
+    "tf32": (((16, 4), (16, 8)), ("tf32",), ("f32",)),
+    "f64": (((8, 4), (16, 4), (16, 8), (16, 16)), ("f64",), ("f64",)),
+    **dict.fromkeys(("e4m3", "e5m2"), (((16, 16), (16, 32)), ("e4m3", "e5m2"), ("f32", "f16"))),
+    **dict.fromkeys(("s8", "u8"), (((8, 16), (16, 16), (16, 32)), ("s8", "u8"), ("s32",))),
+    **dict.fromkeys(("s4", "u4"), (((8, 32), (16, 32), (16, 64)), ("s4", "u4"), ("s32",))),
+    "b1": (((8, 128), (16, 128), (16, 256)), ("b1",), ("s32",)),
 }
-_DEPTHS = {"f16": (8, 16), "bf16": (8, 16), "tf32": (4, 8), "s8": (16, 32), "u8": (16, 32)}
+_SHAPES = {
+    f"m{rows}n8k{depth}": (rows, depth)
+    for rows, depth in sorted({shape for shapes, _, _ in _FORMS.values() for shape in shapes})
+}
+
+# [row half, column parity, threads]: the products of all warps, in the accumulator's places.
+Multiply = Callable[["Wave"], np.ndarray]
+Finish = Callable[["Wave", np.ndarray], None]
 
 
 @instruction("mma")
 def mma(syntax: Instruction, bind: Binder) -> Operation:
-    shape = next((re.fullmatch(r"m16n8k(\d+)", m) for m in syntax.modifiers if m.startswith("m16")), None)
-    names = [m for m in syntax.modifiers if m in TYPES]
-    if shape is None or not syntax.has("row") or not syntax.has("col") or syntax.has("sp"):
+    shape = next((_SHAPES[m] for m in syntax.modifiers if m in _SHAPES), None)
+    names = [m for m in syntax.modifiers if m in MATRIX_TYPES or m in TYPES]
+    if shape is None or not syntax.has("row") or not syntax.has("col") or syntax.modifiers[0] != "sync":
         raise Unsupported("this shape or layout of mma")
-    d_type, a_type, b_type, c_type = names if len(names) == 4 else ("f32", *names[1:3], "f32")
-    depth = int(shape.group(1))
-    if len(names) != 4 or d_type != c_type or a_type not in _INPUTS or depth not in _DEPTHS[a_type]:
+    if len(names) != 4 or names[1] not in _FORMS:
         raise Unsupported("these types of mma")
-    is_integer = a_type in ("s8", "u8")
-    if d_type not in (("s32",) if is_integer else ("f32",) if a_type != "f16" else ("f32", "f16")):
-        raise Unsupported(f"accumulation in {d_type}")
+    d_type, a_name, b_name, c_type = names
+    shapes, b_types, accumulators = _FORMS[a_name]
+    if b_name not in b_types or d_type != c_type or d_type not in accumulators or shape not in shapes:
+        raise Unsupported(f"mma of .{a_name} and .{b_name} in .{d_type} and .{c_type} of this shape")
+    rows, depth = shape
+    halves = rows // _GROUPS
     target, a, b, c = (elements_of(operand) for operand in syntax.operands)
-    elements, _ = _INPUTS[a_type]
-    blocks = depth // (_QUAD * elements)
-    if len(a) != 2 * blocks or len(b) != blocks:
-        raise Unsupported("number of registers of a fragment")
-    multiply = _multiplier(bind, a, b, a_type, b_type, depth)
+    a_type, b_type = MATRIX_TYPES[a_name], MATRIX_TYPES[b_name]
+    blocks = depth // (_QUAD * a_type.elements)
+    if len(a) != halves * blocks or len(b) != blocks:
+        raise Unsupported(f"{len(a)} registers of A and {len(b)} of B; {halves * blocks} and {blocks} are needed")
+    fragments = _Fragments(bind, a, b, a_type, b_type, halves, blocks)
+    flops = 2 * rows * 8 * depth
+    if d_type == "f64":
+        execute = _double_chain(bind, fragments, target, c, halves)
+        return warp_synchronous(execute, tensor_flops=flops)
+    multiply = fragments.bit_counts("xor" if syntax.has("xor") else "and") if a_name == "b1" else fragments.product
     if d_type == "f16":
         finish = _finish_f16(bind, target, c)
     elif d_type == "s32":
@@ -85,30 +87,19 @@ def mma(syntax: Instruction, bind: Binder) -> Operation:
     else:
         finish = _finish_f32(bind, target, c)
 
-    def execute(wave: Wave) -> None:
+    def execute_product(wave: Wave) -> None:
         full_warps(wave)
         finish(wave, multiply(wave))
 
-    return warp_synchronous(execute, tensor_flops=2 * 16 * 8 * depth)
-
-
-def _getters(bind: Binder, operands: tuple[Any, ...]) -> list[Getter]:
-    return [bind.source(operand, TYPES["b32"]) for operand in operands]
-
-
-def _stack(wave: Wave, getters: list[Getter]) -> np.ndarray:
-    registers = np.empty((len(getters), wave.threads), _U32)
-    for row, get in zip(registers, getters, strict=True):
-        row[...] = get(wave)
-    return registers
+    return warp_synchronous(execute_product, tensor_flops=flops)
 
 
 @cache
-def _a_order(warps: int, blocks: int, elements: int) -> np.ndarray:
-    """Where in [register = block·2 + row half, warp, g, t, element] each element of [warp, 16 rows, depth] is."""
-    order = np.arange(warps * 2 * WARP_SIZE * blocks * elements)
-    order = order.reshape(blocks, 2, warps, _GROUPS, _QUAD, elements).transpose(2, 1, 3, 0, 4, 5)
-    return np.ascontiguousarray(order).reshape(warps, 16, -1)
+def _a_order(warps: int, halves: int, blocks: int, elements: int) -> np.ndarray:
+    """Where in [register = block·halves + row half, warp, g, t, element] each element of [warp, rows, depth] is."""
+    order = np.arange(warps * halves * WARP_SIZE * blocks * elements)
+    order = order.reshape(blocks, halves, warps, _GROUPS, _QUAD, elements).transpose(2, 1, 3, 0, 4, 5)
+    return np.ascontiguousarray(order).reshape(warps, halves * _GROUPS, -1)
 
 
 @cache
@@ -120,47 +111,105 @@ def _b_order(warps: int, blocks: int, elements: int) -> np.ndarray:
 
 
 @cache
-def _d_order(warps: int) -> np.ndarray:
-    """Where in [warp, 16 rows, 8 columns] each element of [row half, column parity, thread] is."""
-    order = np.arange(warps * 128).reshape(warps, 2, WARP_SIZE, 2).transpose(1, 3, 0, 2)
-    return np.ascontiguousarray(order).reshape(2, 2, -1)
+def _d_order(warps: int, halves: int) -> np.ndarray:
+    """Where in [warp, rows, 8 columns] each element of [row half, column parity, thread] is."""
+    order = np.arange(warps * halves * 64).reshape(warps, halves, WARP_SIZE, 2).transpose(1, 3, 0, 2)
+    return np.ascontiguousarray(order).reshape(halves, 2, -1)
 
 
-def _multiplier(
-    bind: Binder, a: tuple[Any, ...], b: tuple[Any, ...], a_type: str, b_type: str, depth: int
-) -> Callable[[Wave], np.ndarray]:
-    """A function to the products A·B of all warps, as [row half, column parity, threads] of doubles."""
-    (elements, widen_a), (_, widen_b) = _INPUTS[a_type], _INPUTS[b_type]
-    get_a, get_b = _getters(bind, a), _getters(bind, b)
-    blocks = depth // (_QUAD * elements)
+class _Fragments:
+    """A and B of an instruction, in registers."""
 
-    def multiply(wave: Wave) -> np.ndarray:
-        warps = wave.warps
-        left = widen_a(_stack(wave, get_a)).take(_a_order(warps, blocks, elements)).astype(F64)
-        right = widen_b(_stack(wave, get_b)).take(_b_order(warps, blocks, elements)).astype(F64)
-        return (left @ right.transpose(0, 2, 1)).take(_d_order(warps))
+    def __init__(
+        self,
+        bind: Binder,
+        a: tuple[Any, ...],
+        b: tuple[Any, ...],
+        a_type: MatrixType,
+        b_type: MatrixType,
+        halves: int,
+        blocks: int,
+    ) -> None:
+        register = TYPES["b64" if a_type.name == "f64" else "b32"]
+        self._raw = register.raw
+        self._a, self._b = ([bind.source(operand, register) for operand in operands] for operands in (a, b))
+        self._a_type, self._b_type = a_type, b_type
+        self._halves, self._blocks = halves, blocks
 
-    return multiply
+    def matrices(self, wave: Wave) -> tuple[np.ndarray, np.ndarray]:
+        """A as [warp, rows, depth] and B as [warp, 8 columns, depth], of doubles."""
+        warps, elements = wave.warps, self._a_type.elements
+        left = self._a_type.numbers(self._stack(wave, self._a)).take(
+            _a_order(warps, self._halves, self._blocks, elements)
+        )
+        right = self._b_type.numbers(self._stack(wave, self._b)).take(_b_order(warps, self._blocks, elements))
+        return left.astype(F64), right.astype(F64)
+
+    def _stack(self, wave: Wave, getters: list[Getter]) -> np.ndarray:
+        registers = np.empty((len(getters), wave.threads), self._raw)
+        for row, get in zip(registers, getters, strict=True):
+            row[...] = get(wave)
+        return registers
+
+    def placed(self, wave: Wave, matrices: np.ndarray) -> np.ndarray:
+        """[warp, rows, 8 columns] → [row half, column parity, threads]."""
+        return matrices.take(_d_order(wave.warps, self._halves))
+
+    def product(self, wave: Wave) -> np.ndarray:
+        left, right = self.matrices(wave)
+        return self.placed(wave, left @ right.transpose(0, 2, 1))
+
+    def bit_counts(self, operation: str) -> Multiply:
+        """The number of bits set in the AND or XOR of a row and a column."""
+
+        def multiply(wave: Wave) -> np.ndarray:
+            left, right = self.matrices(wave)
+            both = left @ right.transpose(0, 2, 1)
+            if operation == "xor":
+                both = left.sum(axis=2)[:, :, None] + right.sum(axis=2)[:, None, :] - 2 * both
+            return self.placed(wave, both)
+
+        return multiply
 
 
-Finish = Callable[["Wave", np.ndarray], None]
+def _accumulators(
+    bind: Binder, target: tuple[Any, ...], c: tuple[Any, ...], ptx_type: PtxType
+) -> tuple[list[Setter], list[Getter]]:
+    return [bind.destination(operand, ptx_type) for operand in target], [bind.source(o, ptx_type) for o in c]
+
+
+def _double_chain(
+    bind: Binder, fragments: _Fragments, target: tuple[Any, ...], c: tuple[Any, ...], halves: int
+) -> Callable[[Wave], None]:
+    setters, getters = _accumulators(bind, target, c, TYPES["f64"])
+
+    def execute(wave: Wave) -> None:
+        full_warps(wave)
+        left, right = fragments.matrices(wave)
+        total = np.array([np.broadcast_to(get(wave), (wave.threads,)) for get in getters]).ravel()
+        for k in range(left.shape[2]):
+            shape = (*left.shape[:2], right.shape[1])
+            factors = (np.broadcast_to(part, shape) for part in (left[:, :, None, k], right[:, None, :, k]))
+            a, b = (fragments.placed(wave, part).ravel() for part in factors)
+            total = fma_f64(a, b, total)
+        _put_all(wave, setters, list(total.reshape(2 * halves, -1)))
+
+    return execute
 
 
 def _finish_f32(bind: Binder, target: tuple[Any, ...], c: tuple[Any, ...]) -> Finish:
-    setters = [bind.destination(operand, TYPES["f32"]) for operand in target]
-    getters = [bind.source(operand, TYPES["f32"]) for operand in c]
+    setters, getters = _accumulators(bind, target, c, TYPES["f32"])
 
     def finish(wave: Wave, product: np.ndarray) -> None:
-        sums = [(row + get(wave)).astype(F32) for row, get in zip(product.reshape(4, -1), getters, strict=True)]
-        _put_all(wave, setters, sums)
+        rows = product.reshape(len(getters), -1)
+        _put_all(wave, setters, [(row + get(wave)).astype(F32) for row, get in zip(rows, getters, strict=True)])
 
     return finish
 
 
 def _finish_f16(bind: Binder, target: tuple[Any, ...], c: tuple[Any, ...]) -> Finish:
     """Two accumulators per register: the columns 2t and 2t + 1 of a row."""
-    setters = [bind.destination(operand, TYPES["b32"]) for operand in target]
-    getters = [bind.source(operand, TYPES["b32"]) for operand in c]
+    setters, getters = _accumulators(bind, target, c, TYPES["b32"])
 
     def finish(wave: Wave, product: np.ndarray) -> None:
         sums = []
@@ -173,13 +222,12 @@ def _finish_f16(bind: Binder, target: tuple[Any, ...], c: tuple[Any, ...]) -> Fi
 
 
 def _finish_s32(bind: Binder, target: tuple[Any, ...], c: tuple[Any, ...], saturates: bool) -> Finish:
-    setters = [bind.destination(operand, TYPES["s32"]) for operand in target]
-    getters = [bind.source(operand, TYPES["s32"]) for operand in c]
+    setters, getters = _accumulators(bind, target, c, TYPES["s32"])
     limits = np.iinfo(np.int32)
 
     def finish(wave: Wave, product: np.ndarray) -> None:
         sums = []
-        for row, get in zip(product.reshape(4, -1), getters, strict=True):
+        for row, get in zip(product.reshape(len(getters), -1), getters, strict=True):
             total = row.astype(np.int64) + get(wave)
             sums.append((np.clip(total, limits.min, limits.max) if saturates else total).astype(np.int32))
         _put_all(wave, setters, sums)

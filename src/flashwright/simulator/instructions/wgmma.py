@@ -1,8 +1,9 @@
 """wgmma: asynchronous matrix multiply-accumulate of a warpgroup, D = A·B + D with a 64×N accumulator.
 
-A is in shared memory (a descriptor) or in registers, B in shared memory. Products of 16-bit numbers are exact in
-float32; they are added in float32, in the order of NumPy's matrix product, and the sum is added to the accumulator.
-Tensor cores add in another order and truncate, so that the last bits can differ.
+A is in shared memory (a descriptor) or in registers, B in shared memory. One product is 32 bytes deep. Products of
+elements are exact in float32; they are added in float32, in the order of NumPy's matrix product, and the sum is added
+to the accumulator. Tensor cores add in another order and truncate, so that the last bits can differ. Sums of integers
+are exact.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from ..architecture import WARP_SIZE
 from ..async_hazards import AsyncAccess
 from ..binding import Binder, Getter, elements_of
-from ..matrix_descriptor import CHUNK_BYTES, DEPTH, MatrixDescriptor
+from ..matrix_descriptor import CHUNK_BYTES, DEPTH_BYTES, MatrixDescriptor
 from ..parties import WARPS_PER_WARPGROUP
 from ..ptx.syntax import Immediate, Instruction, Operand, Register, Vector
 from ..ptx.types import TYPES
@@ -26,14 +27,15 @@ from ..sync.convergence import warp_synchronous
 from ..sync.warpgroups import WARPGROUP_THREADS, warpgroup_synchronous
 from ..sync.wgmma_groups import ROWS
 from .matrix import full_warps
+from .matrix_types import MATRIX_TYPES, MatrixType
 
 if TYPE_CHECKING:
     from ..wave import Wave
 
-_F16, _F32, _U16, _U32 = (np.dtype(t) for t in (np.float16, np.float32, np.uint16, np.uint32))
+_F16, _F32, _U32 = (np.dtype(t) for t in (np.float16, np.float32, np.uint32))
 _ROWS_PER_WARP = ROWS // WARPS_PER_WARPGROUP
 
-# The active warpgroups' operand as [group, rows, 16] of float32.
+# The active warpgroups' operand as [group, rows, K] of float32.
 ReadOperand = Callable[["Wave"], np.ndarray]
 
 
@@ -69,37 +71,62 @@ def wait_group(syntax: Instruction, bind: Binder) -> Operation:
     return warp_synchronous(execute)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What an element type of A allows: the types of B and of the accumulator, and which immediates follow scale-d."""
+
+    b_types: tuple[str, ...]
+    accumulators: tuple[str, ...]
+    has_scales: bool = True
+    has_transposition: bool = False
+
+
+_FP8_FORM = _Form(("e4m3", "e5m2"), ("f32", "f16"))
+_BYTE_FORM = _Form(("s8", "u8"), ("s32",), has_scales=False)
+_FORMS = {
+    "f16": _Form(("f16",), ("f32", "f16"), has_transposition=True),
+    "bf16": _Form(("bf16",), ("f32",), has_transposition=True),
+    "tf32": _Form(("tf32",), ("f32",)),
+    "e4m3": _FP8_FORM,
+    "e5m2": _FP8_FORM,
+    "s8": _BYTE_FORM,
+    "u8": _BYTE_FORM,
+    "b1": _Form(("b1",), ("s32",), has_scales=False),
+}
+_ACCUMULATORS = {"f32": _F32, "f16": _F16, "s32": np.dtype(np.int32)}
+
+
 @instruction("wgmma.mma_async")
 def mma_async(syntax: Instruction, bind: Binder) -> Operation:
-    shape = next((re.fullmatch(r"m64n(\d+)k16", m) for m in syntax.modifiers if m.startswith("m64")), None)
-    types = [m for m in syntax.modifiers if m in TYPES]
+    shape = next((re.fullmatch(r"m64n(\d+)k(\d+)", m) for m in syntax.modifiers if m.startswith("m64")), None)
+    types = [m for m in syntax.modifiers if m in MATRIX_TYPES or m in _ACCUMULATORS]
     if shape is None or syntax.has("sp"):
         raise Unsupported("this shape of wgmma")
-    if types not in (["f32", "f16", "f16"], ["f32", "bf16", "bf16"]):
+    if len(types) != 3 or types[1] not in _FORMS:
         raise Unsupported(f"these types of wgmma: {', '.join(types)}")
-    columns = int(shape.group(1))
+    d_name, a_name, b_name = types
+    form, a_type, b_type = _FORMS[a_name], MATRIX_TYPES[a_name], MATRIX_TYPES[b_name]
+    if b_name not in form.b_types or d_name not in form.accumulators:
+        raise Unsupported(f"these types of wgmma: {', '.join(types)}")
+    columns, depth = int(shape.group(1)), int(shape.group(2))
+    if depth * a_type.bits != 8 * DEPTH_BYTES:
+        raise Unsupported(f"K = {depth} of .{a_name}; K is {8 * DEPTH_BYTES // a_type.bits}")
     target, a, b, scale, *immediates = syntax.operands
-    accumulators = elements_of(target)
-    if columns % 8 or not 8 <= columns <= 256 or len(accumulators) != columns // 2:
+    accumulators, dtype = elements_of(target), _ACCUMULATORS[d_name]
+    if columns % 8 or not 8 <= columns <= 256 or len(accumulators) != columns * dtype.itemsize // 8:
         raise Unsupported(f"{len(accumulators)} accumulators for N = {columns}")
-    options = [int(item.value) for item in immediates if isinstance(item, Immediate)]
-    if len(options) != len(immediates) or len(options) != (3 if isinstance(a, Vector) else 4):
-        raise Unsupported("number of immediate operands")
-    scale_a, scale_b, *transposed = options
-    if {scale_a, scale_b} - {1, -1} or set(transposed) - {0, 1}:
-        raise Unsupported("immediate scales other than 1 and -1, or transpositions other than 0 and 1")
-    widen = _widen_bf16 if types[1] == "bf16" else _widen_f16
+    sign, transposed = _immediates(immediates, form, a_in_registers=isinstance(a, Vector))
     slots = tuple(_slot(bind, operand) for operand in accumulators)
     fragments: frozenset[int] = frozenset()
     if isinstance(a, Vector):
         fragments = frozenset(_slot(bind, register) for register in a.elements)
-        read_a = _fragments(a, widen, bind)
+        read_a = _fragments(a, a_type, bind)
     else:
-        read_a = _shared_operand(a, "A", ROWS, bool(transposed[0]), widen, bind)
+        read_a = _shared_operand(a, "A", ROWS, transposed[0], a_type, bind)
     bind.wgmma_registers.update(slots, fragments)
-    read_b = _shared_operand(b, "B", columns, bool(transposed[-1]), widen, bind)
+    read_b = _shared_operand(b, "B", columns, transposed[-1], b_type, bind)
     get_scale = bind.predicate(scale)
-    sign = _F32.type(scale_a * scale_b)
+    saturates = syntax.has("satfinite")
     bind.shared_widths.add(CHUNK_BYTES)
 
     def execute(wave: Wave) -> None:
@@ -108,10 +135,22 @@ def mma_async(syntax: Instruction, bind: Binder) -> Operation:
         left, right = read_a(wave), read_b(wave)
         products = left @ right.swapaxes(1, 2)
         keeps = _per_group(wave, get_scale(wave), "scale-d")
-        wave.wgmma.accumulate(slots, products if sign > 0 else -products, keeps)
+        wave.wgmma.accumulate(slots, products if sign > 0 else -products, keeps, dtype, saturates)
 
-    flops = 2 * ROWS * columns * DEPTH // WARPS_PER_WARPGROUP
+    flops = 2 * ROWS * columns * depth // WARPS_PER_WARPGROUP
     return warpgroup_synchronous(execute, tensor_flops=flops)
+
+
+def _immediates(operands: list[Operand], form: _Form, a_in_registers: bool) -> tuple[int, tuple[bool, ...]]:
+    """The sign of the products, and which of A and B in shared memory are transposed."""
+    options = [int(item.value) for item in operands if isinstance(item, Immediate)]
+    transpositions = (1 if a_in_registers else 2) * form.has_transposition
+    if len(options) != len(operands) or len(options) != 2 * form.has_scales + transpositions:
+        raise Unsupported(f"{len(operands)} immediate operands; {2 * form.has_scales + transpositions} are needed")
+    scales, transposed = options[: 2 * form.has_scales], options[2 * form.has_scales :]
+    if set(scales) - {1, -1} or set(transposed) - {0, 1}:
+        raise Unsupported("immediate scales other than 1 and -1, or transpositions other than 0 and 1")
+    return int(np.prod(scales)), tuple(map(bool, transposed)) or (False,)
 
 
 def _slot(bind: Binder, operand: Operand) -> int:
@@ -121,14 +160,6 @@ def _slot(bind: Binder, operand: Operand) -> int:
     if slot.type.bits != 32:
         raise Unsupported(f"register {operand.name} of a fragment has {slot.type.bits} bits")
     return slot.index
-
-
-def _widen_f16(halves: np.ndarray) -> np.ndarray:
-    return halves.view(_F16).astype(_F32)
-
-
-def _widen_bf16(halves: np.ndarray) -> np.ndarray:
-    return (halves.astype(_U32) << np.uint32(16)).view(_F32)
 
 
 def _per_group(wave: Wave, values: Any, what: str) -> np.ndarray:
@@ -142,24 +173,27 @@ def _per_group(wave: Wave, values: Any, what: str) -> np.ndarray:
     return by_group[:, 0]
 
 
-def _fragments(a: Vector, widen: Callable[[np.ndarray], np.ndarray], bind: Binder) -> ReadOperand:
-    """A in four registers: register r holds row g + 8·(r % 2), columns 8·(r / 2) + 2t and + 1 of its warp's 16 rows."""
+def _fragments(a: Vector, a_type: MatrixType, bind: Binder) -> ReadOperand:
+    """A in four registers of e elements: register r holds row g + 8·(r % 2) of its warp's 16 rows.
+
+    Columns: 4e·(r / 2) + e·t + (0…e-1).
+    """
     getters = [bind.source(operand, TYPES["b32"]) for operand in a.elements]
     if len(getters) != 4:
-        raise Unsupported("number of registers of A")
+        raise Unsupported(f"{len(getters)} registers of A; 4 are needed")
 
     def read(wave: Wave) -> np.ndarray:
         threads = slice(None) if wave.lanes is None else wave.lanes
         registers = np.array([get(wave)[threads] for get in getters])
-        # [k half, row half, group, warp, g, t, element] → [group, warp, row half, g, k half, t, element]
-        halves = registers.view(_U16).reshape(2, 2, -1, WARPS_PER_WARPGROUP, 8, 4, 2).transpose(2, 3, 1, 4, 0, 5, 6)
-        return widen(np.ascontiguousarray(halves).reshape(-1, ROWS, DEPTH))
+        # [k half, row half, group, warp, g, t] → [group, warp, row half, g, k half, t]
+        words = registers.reshape(2, 2, -1, WARPS_PER_WARPGROUP, 8, 4).transpose(2, 3, 1, 4, 0, 5)
+        return a_type.numbers(np.ascontiguousarray(words).reshape(-1, ROWS, 8)).astype(_F32, copy=False)
 
     return read
 
 
 def _shared_operand(
-    operand: Operand, name: str, rows: int, is_mn_major: bool, widen: Callable[[np.ndarray], np.ndarray], bind: Binder
+    operand: Operand, name: str, rows: int, is_mn_major: bool, element: MatrixType, bind: Binder
 ) -> ReadOperand:
     get: Getter = bind.source(operand, TYPES["b64"])
     what = f"wgmma read of {name}"
@@ -171,7 +205,7 @@ def _shared_operand(
         if wave.async_hazards is not None:
             tile.check_hazards(what, by_warp=name == "A")
         data = wave.shared.store.views[CHUNK_BYTES][tile.flat >> 4]
-        elements = widen(data.view(_U16).reshape(tile.flat.shape[0], -1, 8 * tile.flat.shape[2]))
+        elements = element.numbers(data.view(_U32)).astype(_F32, copy=False)
         return elements.swapaxes(1, 2) if is_mn_major else elements
 
     return read

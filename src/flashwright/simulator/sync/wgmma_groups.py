@@ -24,25 +24,26 @@ if TYPE_CHECKING:
     from ..wave import Wave
 
 ROWS = 64
-_F32, _U32 = np.dtype(np.float32), np.dtype(np.uint32)
-# A warpgroup's 64×N matrix: [warp, row half, row in half, column octet, quad lane, column parity]; a register is an
-# octet, a row half and a column parity, a thread a warp, a row in half and a quad lane.
+_U32 = np.dtype(np.uint32)
+# A warpgroup's 64×N matrix in words of 32 bits is [warp, row half, row in half, column octet, quad lane, word]. A
+# register is an octet, a row half and a word; a thread is a warp, a row in half and a quad lane. A quad lane has two
+# columns of an octet: two words, or one with two 16-bit numbers.
 _MATRIX_TO_REGISTERS = (4, 2, 6, 0, 1, 3, 5)
 _REGISTERS_TO_MATRIX = tuple(int(axis) for axis in np.argsort(_MATRIX_TO_REGISTERS))
 
 
-def to_registers(matrices: np.ndarray) -> np.ndarray:
-    """[group, 64, N] → [N/2 registers, group, 128 threads]."""
+def to_registers(matrices: np.ndarray, words: int) -> np.ndarray:
+    """[group, 64, columns in words] → [register, group, 128 threads], with ``words`` per quad lane and octet."""
     groups, _, columns = matrices.shape
-    split = matrices.reshape(groups, WARPS_PER_WARPGROUP, 2, 8, columns // 8, 4, 2)
+    split = matrices.reshape(groups, WARPS_PER_WARPGROUP, 2, 8, columns // (4 * words), 4, words)
     return split.transpose(_MATRIX_TO_REGISTERS).reshape(columns // 2, groups, WARPGROUP_THREADS)
 
 
-def from_registers(registers: np.ndarray, groups: int) -> np.ndarray:
-    """[N/2 registers, group · 128 threads] → [group, 64, N]."""
-    octets = registers.shape[0] // 4
-    split = registers.reshape(octets, 2, 2, groups, WARPS_PER_WARPGROUP, 8, 4)
-    return np.ascontiguousarray(split.transpose(_REGISTERS_TO_MATRIX)).reshape(groups, ROWS, octets * 8)
+def from_registers(registers: np.ndarray, groups: int, words: int) -> np.ndarray:
+    """[register, group · 128 threads] → [group, 64, columns in words]."""
+    octets = registers.shape[0] // (2 * words)
+    split = registers.reshape(octets, 2, words, groups, WARPS_PER_WARPGROUP, 8, 4)
+    return np.ascontiguousarray(split.transpose(_REGISTERS_TO_MATRIX)).reshape(groups, ROWS, -1)
 
 
 @dataclass
@@ -50,15 +51,21 @@ class _Accumulator:
     """The matrix that a tuple of registers will hold, for every warpgroup of the wave."""
 
     slots: tuple[int, ...]
-    values: np.ndarray  # [warpgroup, 64, N]
+    values: np.ndarray  # [warpgroup, 64, N] of f32, s32 or f16
     in_flight: np.ndarray  # [warp]
     group: np.ndarray  # [warp]: the commit group of the last product
 
+    @property
+    def words(self) -> int:
+        """Words of a quad lane in an octet of columns."""
+        return self.values.dtype.itemsize // 2
+
     def register(self, register: int, warpgroup: int, warp: int) -> np.ndarray:
         """[8, 4]: what the lanes of a warp of a warpgroup have in one register (a view)."""
-        octet, half, parity = register // 4, register // 2 % 2, register % 2
-        row = 16 * warp + 8 * half
-        return self.values[warpgroup, row : row + 8, 8 * octet + parity : 8 * octet + 8 : 2]
+        octet, half, word = register // (2 * self.words), register // self.words % 2, register % self.words
+        row, first = 16 * warp + 8 * half, 4 * self.words * octet
+        columns = slice(first + word, first + 4 * self.words, self.words)
+        return self.values.view(_U32)[warpgroup, row : row + 8, columns]
 
 
 class WgmmaGroups:
@@ -66,21 +73,23 @@ class WgmmaGroups:
 
     def __init__(self, wave: Wave) -> None:
         self._wave = wave
-        self._accumulators: dict[tuple[int, ...], _Accumulator] = {}
+        self._accumulators: dict[tuple[tuple[int, ...], np.dtype], _Accumulator] = {}
         self._places: dict[int, list[tuple[_Accumulator, int]]] = {}  # of a slot, in accumulators
         self._any_in_flight = False
         self.commits = np.zeros(wave.warps, np.int64)
 
-    def accumulate(self, slots: tuple[int, ...], products: np.ndarray, keeps: np.ndarray) -> None:
+    def accumulate(
+        self, slots: tuple[int, ...], products: np.ndarray, keeps: np.ndarray, dtype: np.dtype, saturates: bool = False
+    ) -> None:
         """Add products [group, 64, N] to the accumulators of the active warpgroups; where not ``keeps``, replace."""
         wave = self._wave
         groups = wave.warpgroups.active()
         warps = self._active_warps()
-        accumulator = self._accumulators.get(slots)
+        accumulator = self._accumulators.get((slots, dtype))
         if accumulator is None:
-            accumulator = self._accumulators[slots] = _Accumulator(
+            accumulator = self._accumulators[slots, dtype] = _Accumulator(
                 slots,
-                np.zeros((wave.warpgroups.count, ROWS, products.shape[2]), _F32),
+                np.zeros((wave.warpgroups.count, ROWS, products.shape[2]), dtype),
                 np.zeros(wave.warps, bool),
                 np.zeros(wave.warps, np.int64),
             )
@@ -91,19 +100,21 @@ class WgmmaGroups:
             if in_flight.all():
                 before = accumulator.values[groups]
             else:
-                before = self._from_wave(slots, groups.size)
+                before = self._from_wave(accumulator, groups.size)
                 rows = np.repeat(in_flight, ROWS // WARPS_PER_WARPGROUP, axis=1)[:, :, None]
                 before = np.where(rows, accumulator.values[groups], before)
-            products = products + (before if keeps.all() else np.where(keeps[:, None, None], before, _F32.type(0)))
+            kept = before if keeps.all() else np.where(keeps[:, None, None], before, dtype.type(0))
+            products = _sum(products, kept, saturates)
         accumulator.values[groups] = products
         self._any_in_flight = True
         accumulator.in_flight[warps] = True
         accumulator.group[warps] = self.commits[warps]
 
-    def _from_wave(self, slots: tuple[int, ...], groups: int) -> np.ndarray:
+    def _from_wave(self, accumulator: _Accumulator, groups: int) -> np.ndarray:
         wave = self._wave
         threads = slice(None) if wave.lanes is None else wave.lanes
-        return from_registers(np.array([wave.registers[slot].view(_F32)[threads] for slot in slots]), groups)
+        registers = np.array([wave.registers[slot].view(_U32)[threads] for slot in accumulator.slots])
+        return from_registers(registers, groups, accumulator.words).view(accumulator.values.dtype)
 
     def hand_on(self, source: int | None, target: int) -> None:
         """A `mov` of the active threads, already executed, renamed a register: the value in flight goes with it."""
@@ -119,14 +130,14 @@ class WgmmaGroups:
             threads = slice(warp * WARP_SIZE, (warp + 1) * WARP_SIZE)
             for accumulator, register in held:
                 if accumulator.in_flight[warp]:
-                    merged = wave.registers[target].view(_F32).copy()
+                    merged = wave.registers[target].view(_U32).copy()
                     value = accumulator.register(register, group, in_group).ravel()
                     merged[threads] = np.where(lanes, value, merged[threads])
-                    wave.registers[target] = merged.view(_U32)
+                    wave.registers[target] = merged
             for accumulator, register in kept:
                 if accumulator.in_flight[warp]:
                     before = accumulator.register(register, group, in_group)
-                    moved = wave.registers[target].view(_F32)[threads].reshape(8, 4)
+                    moved = wave.registers[target].view(_U32)[threads].reshape(8, 4)
                     before[...] = np.where(lanes.reshape(8, 4), moved, before)
 
     def commit(self) -> None:
@@ -152,12 +163,13 @@ class WgmmaGroups:
         wave = self._wave
         in_block = warps % wave.warps_per_block
         groups = wave.warpgroups.of_thread[warps * WARP_SIZE]
-        registers = to_registers(accumulator.values).reshape(len(accumulator.slots), -1, WARP_SIZE)
+        registers = to_registers(accumulator.values.view(_U32), accumulator.words)
+        registers = registers.reshape(len(accumulator.slots), -1, WARP_SIZE)
         values = registers[:, groups * WARPS_PER_WARPGROUP + in_block % WARPS_PER_WARPGROUP].reshape(
             len(accumulator.slots), -1
         )
         threads = (warps[:, None] * WARP_SIZE + np.arange(WARP_SIZE)).ravel()
-        for slot, value in zip(accumulator.slots, values.view(_U32), strict=True):
+        for slot, value in zip(accumulator.slots, values, strict=True):
             merged = wave.registers[slot].view(_U32).copy()
             merged[threads] = value
             wave.registers[slot] = merged
@@ -176,3 +188,12 @@ class WgmmaGroups:
         if wave.mask is None:
             return np.arange(wave.warps)
         return np.flatnonzero(wave.mask.reshape(-1, WARP_SIZE)[:, 0])
+
+
+def _sum(products: np.ndarray, kept: np.ndarray, saturates: bool) -> np.ndarray:
+    """In single precision for floats (16-bit ones are rounded when they are stored), exactly for integers."""
+    if kept.dtype.kind != "i":
+        return products + kept
+    total = products.astype(np.int64) + kept
+    limits = np.iinfo(kept.dtype)
+    return (np.clip(total, limits.min, limits.max) if saturates else total).astype(kept.dtype)
