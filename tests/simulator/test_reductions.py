@@ -59,28 +59,30 @@ def vector_kernel(instruction: str, count: int, bits: int) -> str:
     return HEADER_90A + "\n".join(lines)
 
 
-def run_vectors(instruction: str, old: np.ndarray, values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def run_vectors(
+    instruction: str, old: np.ndarray, values: np.ndarray, count: int, gpu: Any = None
+) -> tuple[np.ndarray, np.ndarray]:
     """out and what each thread found, after 32 threads have added to 8 rows."""
-    gpu = SimulatedGPU("sm_90a")
+    gpu = gpu or SimulatedGPU("sm_90a")
     out, seen = gpu.to_device(old), gpu.to_device(np.zeros_like(values))
     bits = old.dtype.itemsize * 8 * old.shape[1] // count
     gpu.load(vector_kernel(instruction, count, bits)).launch("k", 1, 32, 0, [out, gpu.to_device(values), seen])
     return gpu.to_host(out), gpu.to_host(seen)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "name", "columns", "count"),
-    [
-        ("add.v2.f32", "f32", 2, 2),
-        ("add.v4.f32", "f32", 4, 4),
-        ("add.noftz.v4.f16x2", "f16", 8, 4),
-        ("max.noftz.v2.f16x2", "f16", 4, 2),
-        ("add.noftz.v4.bf16x2", "bf16", 8, 4),
-        ("min.noftz.v2.bf16x2", "bf16", 4, 2),
-        ("add.noftz.v8.f16", "f16", 8, 8),
-        ("add.noftz.v2.bf16", "bf16", 2, 2),
-    ],
-)
+VECTORS = [
+    ("add.v2.f32", "f32", 2, 2),
+    ("add.v4.f32", "f32", 4, 4),
+    ("add.noftz.v4.f16x2", "f16", 8, 4),
+    ("max.noftz.v2.f16x2", "f16", 4, 2),
+    ("add.noftz.v4.bf16x2", "bf16", 8, 4),
+    ("min.noftz.v2.bf16x2", "bf16", 4, 2),
+    ("add.noftz.v8.f16", "f16", 8, 8),
+    ("add.noftz.v2.bf16", "bf16", 2, 2),
+]
+
+
+@pytest.mark.parametrize(("suffix", "name", "columns", "count"), VECTORS)
 def test_vector_reductions_combine_every_element_in_thread_order(
     suffix: str, name: str, columns: int, count: int
 ) -> None:
@@ -144,8 +146,10 @@ def bulk_kernel(copy: str, size: int) -> str:
     return HEADER_90A + "\n".join(lines)
 
 
-def run_bulk(copy: str, old: np.ndarray, values: np.ndarray, grid: int = 1, **options: Any) -> np.ndarray:
-    gpu = SimulatedGPU("sm_90a")
+def run_bulk(
+    copy: str, old: np.ndarray, values: np.ndarray, grid: int = 1, gpu: Any = None, **options: Any
+) -> np.ndarray:
+    gpu = gpu or SimulatedGPU("sm_90a")
     out = gpu.to_device(old)
     tensor_map: Any = bytes(128)
     if options:
@@ -155,14 +159,14 @@ def run_bulk(copy: str, old: np.ndarray, values: np.ndarray, grid: int = 1, **op
     return gpu.to_host(out)
 
 
-@pytest.mark.parametrize(
-    ("operation", "name"),
-    [
+BULK = [
         ("add", "f32"), ("add", "f64"), ("add.noftz", "f16"), ("add.noftz", "bf16"), ("add", "u32"), ("add", "s32"),
         ("add", "u64"), ("min", "s32"), ("max", "u64"), ("min", "f16"), ("max", "bf16"), ("min", "s64"), ("inc", "u32"),
         ("dec", "u32"), ("and", "b32"), ("or", "b64"), ("xor", "b32"),
-    ],
-)  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operation", "name"), BULK)
 def test_reducing_bulk_copies_combine_with_global_memory(operation: str, name: str) -> None:
     count = 1024 // DTYPES[name].itemsize
     old, values = numbers(name, count), numbers(name, count)[::-1].copy()

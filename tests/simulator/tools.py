@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -68,6 +69,10 @@ THREADS = 64
 
 @cache
 def _instruction_module(body: str, result: str, operands: tuple[str, ...]) -> object:
+    return SimulatedGPU("sm_90").load(instruction_ptx(body, result, operands))
+
+
+def instruction_ptx(body: str, result: str, operands: tuple[str, ...]) -> str:
     """A kernel that applies ``body`` (registers %d, %a, %b, …) to one element per thread."""
     names = "abcdefg"[: len(operands)]
     parameters = ", ".join(f".param .u64 p_{name}" for name in "z" + names)
@@ -78,7 +83,7 @@ def _instruction_module(body: str, result: str, operands: tuple[str, ...]) -> ob
     for name, operand in zip(names, operands, strict=True):
         lines += [*_address(f"p_{name}", operand), f"ld.global.{_bits(operand)} %{name}, [%rd1];"]
     lines += [body, *_address("p_z", result), f"st.global.{_bits(result)} [%rd1], %d;", "ret;", "}"]
-    return SimulatedGPU("sm_90").load(HEADER + "\n".join(lines))
+    return HEADER + "\n".join(lines)
 
 
 def _register(name: str) -> str:
@@ -96,21 +101,24 @@ def _address(parameter: str, name: str) -> list[str]:
 
 def apply(body: str, result: str, *operands: tuple[str, object]) -> np.ndarray:
     """Values of ``body`` for arrays (or lists) of operands, at most 64 elements."""
+    module = _instruction_module(body, result, tuple(name for name, _ in operands))
+    values, pointers = apply_on(module._gpu, module, result, *operands)  # type: ignore[attr-defined]
+    for pointer in pointers:
+        module._gpu.free(pointer)  # type: ignore[attr-defined]
+    return values
+
+
+def apply_on(gpu: Any, module: Any, result: str, *operands: tuple[str, object]) -> tuple[np.ndarray, list[int]]:
+    """The same on any GPU that has loaded the instruction's kernel; also what was allocated."""
     arrays = [np.asarray(values, DTYPES[name]) for name, values in operands]
     count = arrays[0].size
-    module = _instruction_module(body, result, tuple(name for name, _ in operands))
-    gpu = module._gpu  # type: ignore[attr-defined]
-    pointers = []
+    pointers = [gpu.to_device(np.zeros(THREADS, DTYPES[result]))]
     for array in arrays:
         padded = np.zeros(THREADS, array.dtype)
         padded[:count] = array
         pointers.append(gpu.to_device(padded))
-    output = gpu.to_device(np.zeros(THREADS, DTYPES[result]))
-    module.launch("k", 1, THREADS, 0, [output, *pointers])  # type: ignore[attr-defined]
-    values = gpu.to_host(output)[:count]
-    for pointer in [output, *pointers]:
-        gpu.free(pointer)
-    return values
+    module.launch("k", 1, THREADS, 0, pointers)
+    return gpu.to_host(pointers[0])[:count], pointers
 
 
 # Reference rounding: (precision in bits, smallest exponent, largest finite value) -----------------------------

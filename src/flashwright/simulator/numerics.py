@@ -7,7 +7,9 @@ rounded result of the exact value (Boldo and Melquiond, "Emulation of FMA and co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,77 @@ def round_to(value: Array, dtype: np.dtype, mode: str) -> Array:
     if mode == "rp":
         return np.where(wide < value, np.nextafter(nearest, infinity), nearest)
     raise ValueError(f"rounding mode .{mode}")
+
+
+def directed(result: Array, error: Array, mode: str) -> Array:
+    """The nearest number and its exact error (what it lacks to the exact value) → the number in a rounding mode."""
+    if mode == "rn":
+        return result
+    error = np.where(np.isfinite(result), error, 0)
+    if mode == "rz":
+        step = (error != 0) & ((error < 0) != (result < 0))
+        return np.where(step, np.nextafter(result, result.dtype.type(0)), result)
+    if mode == "rm":
+        return np.where(error < 0, np.nextafter(result, result.dtype.type(-np.inf)), result)
+    return np.where(error > 0, np.nextafter(result, result.dtype.type(np.inf)), result)
+
+
+def zero_of_sum(result: Array, exact: Array, mode: str, *addends: Array) -> Array:
+    """IEEE 754, "The sign bit": a sum that is exactly zero is -0 with ``.rm``, unless all its addends are +0."""
+    if mode != "rm":
+        return result
+    negative = np.logical_or.reduce(np.broadcast_arrays(*(np.signbit(addend) for addend in addends)))
+    return np.where((exact == 0) & negative, result.dtype.type(-0.0), result)
+
+
+def by_fractions(exact: Callable[..., Fraction], plain: Callable[..., Array], mode: str) -> Callable[..., Array]:
+    """A double operation in a directed rounding mode, element by element.
+
+    Exact zeros, and results of operands that are not finite, are those of ``plain``, the operation with ``.rn``.
+    """
+
+    def compute(*values: Array) -> Array:
+        results = np.array(plain(*values), F64, ndmin=1)
+        columns = [np.broadcast_to(value, results.shape) for value in values]
+        finite = np.logical_and.reduce([np.isfinite(column) for column in columns]) & ~np.isnan(results)
+        for index in np.flatnonzero(finite):
+            try:
+                value = exact(*(Fraction(float(column[index])) for column in columns))
+            except ZeroDivisionError:
+                continue
+            if value:
+                results[index] = _directed_fraction(value, mode)
+        return results
+
+    return compute
+
+
+def _directed_fraction(value: Fraction, mode: str) -> float:
+    try:
+        nearest = value.numerator / value.denominator
+    except OverflowError:
+        nearest = np.inf if value > 0 else -np.inf
+    toward = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}[mode]
+    if nearest > value and (mode == "rm" or (mode == "rz" and value > 0)):
+        return float(np.nextafter(nearest, toward))
+    if nearest < value and (mode == "rp" or (mode == "rz" and value < 0)):
+        return float(np.nextafter(nearest, toward))
+    return float(nearest)
+
+
+def root_of(value: Fraction) -> Fraction:
+    """The square root of a double, or a fraction so near to it that every rounding of the two to a double is the same.
+
+    A root is a double, or differs from each by more than 2⁻¹⁰⁰ of itself; the fraction errs by less, and never rounds
+    to an exact result.
+    """
+    if value < 0:
+        raise ZeroDivisionError
+    shift = 4096
+    scaled = (value.numerator << (2 * shift)) // value.denominator
+    root = isqrt(scaled)
+    is_exact = root * root == scaled and (value.numerator << (2 * shift)) % value.denominator == 0
+    return Fraction(2 * root + (not is_exact), 2 << shift)
 
 
 def fma_f32(a: Array, b: Array, c: Array) -> Array:
@@ -159,20 +232,21 @@ def f32_to_bf16(value: Array, mode: str = "rn") -> Array:
     bits = value.view(_U32)
     if mode == "rn":
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    elif mode == "rz":
-        rounded = bits >> np.uint32(16)
-    else:
-        raise ValueError(f"rounding mode .{mode} to bf16")
+    else:  # truncated; away from zero where the mode says so for the sign
+        is_negative = (bits >> np.uint32(31)) != 0
+        away = {"rz": False, "rm": is_negative, "rp": ~is_negative}[mode]
+        rounded = (bits + np.where(away, np.uint32(0xFFFF), np.uint32(0))) >> np.uint32(16)
+        rounded = np.where(np.isinf(value), bits >> np.uint32(16), rounded)
     nan = np.isnan(value)
     if nan.any():
         rounded = np.where(nan, np.uint32(0x7FFF), rounded)
     return rounded.astype(_U16)
 
 
-def f64_to_bf16(value: Array) -> Array:
+def f64_to_bf16(value: Array, mode: str = "rn") -> Array:
     """A double rounded to odd to bfloat16, rounding once: through single precision rounded to odd."""
     nearest = value.astype(F32)
-    return f32_to_bf16(odd_f32(nearest, value))
+    return f32_to_bf16(odd_f32(nearest, value), mode)
 
 
 def odd_f32(nearest: Array, value: Array) -> Array:

@@ -19,6 +19,7 @@ Execute = Callable[..., Any]
 
 INTEGERS = tuple(f"{kind}{bits}" for kind in "usb" for bits in (16, 32, 64))
 _I64, _U64, _U32 = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.uint32)
+_S32 = np.iinfo(np.int32)
 
 
 def _wider(ptx_type: PtxType) -> PtxType:
@@ -34,10 +35,9 @@ def add_sub(syntax: Instruction, bind: Binder) -> Execute:
     if syntax.has("sat"):
         if ptx_type.name != "s32":
             raise Unsupported(".sat of this type")
-        low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
         def saturated(a: Any, b: Any) -> Any:
-            return np.clip(operation(a.astype(_I64), b.astype(_I64)), low, high).astype(np.int32)
+            return np.clip(operation(a.astype(_I64), b.astype(_I64)), _S32.min, _S32.max).astype(np.int32)
 
         return bind.elementwise(syntax, saturated, ptx_type, ptx_type, ptx_type)
     return bind.elementwise(syntax, operation, ptx_type, ptx_type, ptx_type)
@@ -114,7 +114,13 @@ def mad(syntax: Instruction, bind: Binder) -> Execute:
     if syntax.has("cc"):
         return _mad_carry(syntax, bind)
     if syntax.has("sat"):
-        raise Unsupported("mad.sat")
+        if ptx_type.name != "s32" or not syntax.has("hi"):
+            raise Unsupported(".sat of this form; there is mad.hi.sat.s32")
+
+        def saturated(a: Any, b: Any, c: Any) -> Any:
+            return np.clip(product(a, b).astype(_I64) + c, _S32.min, _S32.max).astype(np.int32)
+
+        return bind.elementwise(syntax, saturated, *[ptx_type] * 4)
     return bind.elementwise(syntax, lambda a, b, c: product(a, b) + c, result, ptx_type, ptx_type, result)
 
 
@@ -200,6 +206,26 @@ def min_max(syntax: Instruction, bind: Binder) -> Execute:
         zero = ptx_type.dtype.type(0)
         return bind.elementwise(syntax, lambda a, b: np.maximum(operation(a, b), zero), *[ptx_type] * 3)
     return bind.elementwise(syntax, operation, ptx_type, ptx_type, ptx_type)
+
+
+@instruction("add", "min", "max", types=("u16x2", "s16x2"))
+def pairs(syntax: Instruction, bind: Binder) -> Execute:
+    """Two 16-bit integers in a register, each by itself."""
+    ptx_type = data_type(syntax)
+    dtype = np.dtype(np.int16 if ptx_type.name == "s16x2" else np.uint16)
+    operations: dict[str, Callable[[Any, Any], Any]] = {"add": np.add, "min": np.minimum, "max": np.maximum}
+    operation, rectify = operations[syntax.root], syntax.has("relu")
+
+    def halves(value: Any) -> Any:
+        return np.ascontiguousarray(np.atleast_1d(value)).view(dtype).reshape(-1, 2)
+
+    def compute(a: Any, b: Any) -> Any:
+        result = operation(halves(a), halves(b))
+        if rectify:
+            result = np.maximum(result, dtype.type(0))
+        return np.ascontiguousarray(result).view(_U32).ravel()
+
+    return bind.elementwise(syntax, compute, ptx_type, ptx_type, ptx_type)
 
 
 @instruction("sad", types=INTEGERS)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..binding import Binder, data_type
-from ..ptx.syntax import Immediate, Instruction
+from ..ptx.syntax import Immediate, Instruction, Pair, Sink
 from ..ptx.types import TYPES
 from ..registry import Unsupported, instruction
+
+if TYPE_CHECKING:
+    from ..wave import Wave
 
 Execute = Callable[..., Any]
 
 _U8, _U32, _U64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64)
+_PREDICATES = {"or": np.logical_or, "and": np.logical_and}
 _LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
@@ -38,18 +42,35 @@ def cnot(syntax: Instruction, bind: Binder) -> Execute:
 
 @instruction("lop3")
 def lop3(syntax: Instruction, bind: Binder) -> Execute:
-    """Any function of three bits: bit ``a·4 + b·2 + c`` of the table is its value."""
-    if len(syntax.operands) != 5:
-        raise Unsupported("lop3 with a predicate result")
-    table = syntax.operands[4]
-    assert isinstance(table, Immediate)
+    """Any function of three bits: bit ``a·4 + b·2 + c`` of the table is its value.
+
+    ``lop3.or.b32 d|p, a, b, c, table, q`` has a second result: p = (d != 0) or q.
+    """
+    combine = next((_PREDICATES[m] for m in syntax.modifiers if m in _PREDICATES), None)
+    operands = syntax.operands
+    target = operands[0]
+    first, second = (target.first, target.second) if isinstance(target, Pair) else (target, Sink())
+    if len(operands) != (5 if combine is None else 6) or isinstance(target, Pair) != (combine is not None):
+        raise Unsupported("these operands of lop3: d, a, b, c, table, or with .or and .and d|p, a, b, c, table, q")
+    table = operands[4]
+    if not isinstance(table, Immediate):
+        raise Unsupported(f"operand {table} as the table of lop3; it must be a constant")
     lut = int(table.value)
     b32 = TYPES["b32"]
-    getters = bind.sources(syntax.operands[1:4], b32, b32, b32)
-    put = bind.destination(syntax.operands[0], b32)
+    get_a, get_b, get_c = bind.sources(operands[1:4], b32, b32, b32)
+    put, put_predicate = bind.destination(first, b32), bind.destination(second, TYPES["pred"])
     compute = _COMMON_TABLES.get(lut) or _sum_of_minterms(lut)
-    get_a, get_b, get_c = getters
-    return lambda wave: put(wave, compute(get_a(wave), get_b(wave), get_c(wave)))
+    if combine is None:
+        return lambda wave: put(wave, compute(get_a(wave), get_b(wave), get_c(wave)))
+    get_q = bind.predicate(operands[5])
+
+    def execute(wave: Wave) -> None:
+        result = compute(get_a(wave), get_b(wave), get_c(wave))
+        predicate = combine(result != 0, get_q(wave))
+        put(wave, result)
+        put_predicate(wave, predicate)
+
+    return execute
 
 
 _COMMON_TABLES: dict[int, Callable[[Any, Any, Any], Any]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,9 +13,6 @@ from ..binding import Binder
 from ..ptx.syntax import Instruction
 from ..ptx.types import TYPES, PtxType
 from ..registry import Unsupported, instruction
-
-if TYPE_CHECKING:
-    from ..wave import Wave
 
 Execute = Callable[..., Any]
 
@@ -27,7 +24,7 @@ _FP8 = {"e4m3x2": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2x2": np.dtype(ml_dtype
 @instruction("cvt")
 def cvt(syntax: Instruction, bind: Binder) -> Execute:
     if syntax.has("pack"):
-        raise Unsupported("cvt.pack")
+        return _pack_integers(syntax, bind)
     if any(m in _FP8 for m in syntax.modifiers):
         return _fp8(syntax, bind)
     result, source = (TYPES[name] for name in [m for m in syntax.modifiers if m in TYPES][:2])
@@ -75,11 +72,11 @@ def _round_integer(a: Any, result: PtxType, mode: str) -> Any:
     )
     low = (a & a.dtype.type((1 << min(32, a.dtype.itemsize * 8 - 1)) - 1)).astype(num.F64)
     exact, error = num.two_sum(high, low)
+    if result.bits == 64:
+        return num.directed(exact, error, mode)
     value = num.odd(exact, error)
     if result.kind == "bf":
-        return num.f64_to_bf16(value)
-    if result.bits == 64:
-        raise Unsupported(f"cvt.{mode} from integer to f64")
+        return num.f64_to_bf16(value, mode)
     return num.round_to(value, result.dtype, mode)
 
 
@@ -129,7 +126,7 @@ def _float_to_float(syntax: Instruction, result: PtxType, source: PtxType) -> Ca
     def narrow(value: Any) -> Any:
         if result.kind == "bf":
             if value.dtype == num.F64:
-                return num.f64_to_bf16(value)
+                return num.f64_to_bf16(value, mode)
             return num.f32_to_bf16(value.astype(num.F32), mode)
         if result.bits == 16:
             return value if value.dtype == num.F16 else num.f32_to_f16(value, mode)
@@ -163,6 +160,35 @@ def _pack_halves(syntax: Instruction, bind: Binder, result: PtxType, source: Ptx
     return bind.elementwise(syntax, compute, TYPES["b32"], source, source)
 
 
+# Bits and range of the results of cvt.pack.
+_PACKED = {
+    "u16": (16, 0, 0xFFFF), "s16": (16, -0x8000, 0x7FFF), "u8": (8, 0, 0xFF), "s8": (8, -0x80, 0x7F),
+    "u4": (4, 0, 15), "s4": (4, -8, 7), "u2": (2, 0, 3), "s2": (2, -2, 1),
+}  # fmt: skip
+
+
+def _pack_integers(syntax: Instruction, bind: Binder) -> Execute:
+    """``cvt.pack.sat.u8.s32.b32 d, a, b, c``: saturated a and b, b lowest, below the bits of c (with 16 bits: no c)."""
+    names = syntax.modifiers[2:]
+    if syntax.modifiers[:2] != ("pack", "sat") or names[:2][-1] != "s32" or names[0] not in _PACKED:
+        raise Unsupported("this form of cvt.pack")
+    bits, low, high = _PACKED[names[0]]
+    sources = len(syntax.operands) - 1
+    if sources != (2 if bits == 16 else 3):
+        raise Unsupported(f"cvt.pack of .{names[0]} with {sources} sources")
+    mask = np.uint32((1 << bits) - 1)
+
+    def narrow(value: Any) -> Any:
+        return np.clip(value, low, high).astype(np.int32).view(_U32) & mask
+
+    def compute(a: Any, b: Any, *rest: Any) -> Any:
+        both = narrow(a) << np.uint32(bits) | narrow(b)
+        return both | rest[0] << np.uint32(2 * bits) if rest else both
+
+    s32, b32 = TYPES["s32"], TYPES["b32"]
+    return bind.elementwise(syntax, compute, b32, s32, s32, *[b32] * (sources - 2))
+
+
 def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
     """Single precision to 10 bits of mantissa: .rna rounds ties away, .rn to even."""
     ties_away = syntax.has("rna")
@@ -180,26 +206,38 @@ def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
 
 
 def _fp8(syntax: Instruction, bind: Binder) -> Execute:
-    """Pairs of 8-bit floats: from two f32 (or f16x2) with .satfinite, and to f16x2."""
+    """Pairs of 8-bit floats: from two f32 or from f16x2 with .satfinite, and to f16x2."""
     name = next(m for m in syntax.modifiers if m in _FP8)
     fp8 = _FP8[name]
-    to_fp8 = syntax.modifiers.index(name) < len(syntax.modifiers) - 1
-    if to_fp8 and syntax.modifiers[-1] == "f32":
-        largest = np.float32(ml_dtypes.finfo(fp8).max)
+    other = syntax.modifiers[-1] if syntax.modifiers[-1] != name else syntax.modifiers[-2]
+    to_fp8 = syntax.modifiers[-1] != name
+    rectify = syntax.has("relu")
+    largest = np.float32(ml_dtypes.finfo(fp8).max)
 
-        def narrow(value: Any) -> Any:
-            return np.clip(value, -largest, largest).astype(fp8).view(np.uint8)
+    def rectified(value: Any) -> Any:
+        return np.where(value < 0, value.dtype.type(0), value) if rectify else value
 
-        def pack(high: Any, low: Any) -> Any:
-            return (narrow(high).astype(_U16) << np.uint16(8)) | narrow(low)
+    def narrow(value: Any) -> Any:
+        bits = np.clip(rectified(value), -largest, largest).astype(fp8).view(np.uint8)
+        return np.where(np.isnan(value), np.uint8(0x7F), bits)
 
-        return bind.elementwise(syntax, pack, TYPES["b16"], TYPES["f32"], TYPES["f32"])
-    if to_fp8 or "f16x2" not in syntax.modifiers:
+    if to_fp8 and other == "f32":
+        return bind.elementwise(
+            syntax,
+            lambda high, low: (narrow(high).astype(_U16) << np.uint16(8)) | narrow(low),
+            TYPES["b16"],
+            TYPES["f32"],
+            TYPES["f32"],
+        )
+    if other != "f16x2":
         raise Unsupported("this conversion of 8-bit floats")
-    put = bind.destination(syntax.operands[0], TYPES["b32"])
-    (get,) = bind.sources(syntax.operands[1:], TYPES["b16"])
 
-    def execute(wave: Wave) -> None:
-        put(wave, np.ascontiguousarray(get(wave)).view(fp8).astype(num.F16).view(_U32))
+    def from_halves(pair: Any) -> Any:
+        return narrow(np.ascontiguousarray(pair).view(num.F16).astype(num.F32)).view(_U16)
 
-    return execute
+    def to_halves(pair: Any) -> Any:
+        return rectified(np.ascontiguousarray(pair).view(fp8).astype(num.F16)).view(_U32)
+
+    if to_fp8:
+        return bind.elementwise(syntax, from_halves, TYPES["b16"], TYPES["b32"])
+    return bind.elementwise(syntax, to_halves, TYPES["b32"], TYPES["b16"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from .. import numerics as num
 from ..binding import Binder, data_type
 from ..ptx.syntax import Instruction
 from ..ptx.types import PtxType
-from ..registry import Unsupported, instruction
+from ..registry import instruction
 
 Execute = Callable[..., Any]
 Compute = Callable[..., Any]
@@ -41,35 +42,27 @@ def with_modifiers(syntax: Instruction, ptx_type: PtxType, compute: Compute) -> 
     return wrapped
 
 
-def _rounded_f64(mode: str, exact: Callable[..., tuple[Any, Any]]) -> Compute:
-    """A double operation with a directed rounding, from its nearest result and exact error."""
-
-    def compute(*values: Any) -> Any:
-        result, error = exact(*values)
-        error = np.where(np.isfinite(result), error, 0.0)
-        if mode == "rz":
-            step = (error != 0) & ((error < 0) != (result < 0))
-            return np.where(step, np.nextafter(result, 0.0), result)
-        if mode == "rm":
-            return np.where(error < 0, np.nextafter(result, -np.inf), result)
-        return np.where(error > 0, np.nextafter(result, np.inf), result)
-
-    return compute
-
-
 def _sum(ptx_type: PtxType, mode: str) -> Compute:
     if mode == "rn":
         return np.add
-    if ptx_type.bits == 64:
-        return _rounded_f64(mode, num.two_sum)
-    return lambda a, b: num.round_to(num.exact_sum(a, b), num.F32, mode)
+
+    double_sum = num.by_fractions(lambda a, b: a + b, np.add, mode)
+
+    def compute(a: Any, b: Any) -> Any:
+        if ptx_type.bits == 64:
+            result = double_sum(a, b)
+            return num.zero_of_sum(result, result, mode, a, b)
+        exact = num.exact_sum(a, b)
+        return num.zero_of_sum(num.round_to(exact, num.F32, mode), exact, mode, a, b)
+
+    return compute
 
 
 def _product(ptx_type: PtxType, mode: str) -> Compute:
     if mode == "rn":
         return np.multiply
     if ptx_type.bits == 64:
-        return _rounded_f64(mode, num.two_product)
+        return num.by_fractions(lambda a, b: a * b, np.multiply, mode)
     return lambda a, b: num.round_to(a.astype(num.F64) * b.astype(num.F64), num.F32, mode)
 
 
@@ -96,16 +89,18 @@ def add_sub_mul(syntax: Instruction, bind: Binder) -> Execute:
 def fma(syntax: Instruction, bind: Binder) -> Execute:
     ptx_type = data_type(syntax)
     mode = rounding_mode(syntax)
-    if ptx_type.bits == 64:
-        if mode != "rn":
-            raise Unsupported(f"fma.{mode}.f64")
-        compute: Compute = num.fma_f64
-    elif mode == "rn":
-        compute = num.fma_f32
-    else:
+    is_double = ptx_type.bits == 64
+    compute: Compute = num.fma_f64 if is_double else num.fma_f32
+    if mode != "rn":
+        directed = num.by_fractions(lambda a, b, c: a * b + c, num.fma_f64, mode)
 
         def compute(a: Any, b: Any, c: Any) -> Any:
-            return num.round_to(num.exact_fma(a, b, c), num.F32, mode)
+            product = np.copysign(1, a) * np.copysign(1, b)  # its sign
+            if is_double:
+                result = directed(a, b, c)
+                return num.zero_of_sum(result, result, mode, product, c)
+            exact = num.exact_fma(a, b, c)
+            return num.zero_of_sum(num.round_to(exact, num.F32, mode), exact, mode, product, c)
 
     return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), *[ptx_type] * 4)
 
@@ -123,7 +118,7 @@ def _via_double(compute: Compute, mode: str) -> Compute:
 def div(syntax: Instruction, bind: Binder) -> Execute:
     """.approx and .full are computed correctly rounded."""
     ptx_type = data_type(syntax)
-    compute = _directed(np.divide, ptx_type, rounding_mode(syntax), "div")
+    compute = _directed(np.divide, ptx_type, rounding_mode(syntax), lambda a, b: a / b)
     return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), ptx_type, ptx_type, ptx_type)
 
 
@@ -131,17 +126,19 @@ def div(syntax: Instruction, bind: Binder) -> Execute:
 def reciprocal_and_root(syntax: Instruction, bind: Binder) -> Execute:
     """.approx is computed correctly rounded."""
     ptx_type = data_type(syntax)
-    functions: dict[str, Compute] = {"rcp": lambda a: a.dtype.type(1) / a, "sqrt": np.sqrt}
-    compute = _directed(functions[syntax.root], ptx_type, rounding_mode(syntax), syntax.root)
+    functions: dict[str, tuple[Compute, Callable[[Fraction], Fraction]]] = {
+        "rcp": (lambda a: a.dtype.type(1) / a, lambda a: 1 / a),
+        "sqrt": (np.sqrt, num.root_of),
+    }
+    compute, exact = functions[syntax.root]
+    compute = _directed(compute, ptx_type, rounding_mode(syntax), exact)
     return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), ptx_type, ptx_type)
 
 
-def _directed(compute: Compute, ptx_type: PtxType, mode: str, name: str) -> Compute:
+def _directed(compute: Compute, ptx_type: PtxType, mode: str, exact: Callable[..., Fraction]) -> Compute:
     if mode == "rn":
         return compute
-    if ptx_type.bits == 64:
-        raise Unsupported(f"{name}.{mode}.f64")
-    return _via_double(compute, mode)
+    return num.by_fractions(exact, compute, mode) if ptx_type.bits == 64 else _via_double(compute, mode)
 
 
 @instruction("neg", "abs", types=FLOATS)

@@ -21,7 +21,7 @@ class PtxType:
     """One PTX type: its name without the dot, its kind, its width, and the dtype its values are viewed as.
 
     Kinds: ``u`` unsigned, ``s`` signed, ``b`` untyped bits, ``f`` IEEE float, ``bf`` bfloat16 (held as raw
-    16 bits), ``packed`` two 16-bit floats in 32 bits, ``pred`` a predicate.
+    16 bits), ``packed`` two 16-bit floats in 32 bits, ``pair`` two 16-bit integers, ``pred`` a predicate.
     """
 
     name: str
@@ -59,6 +59,7 @@ def _all_types() -> dict[str, PtxType]:
     types.append(PtxType("bf16", "bf", 16, np.dtype(np.uint16)))
     types.append(PtxType("tf32", "f", 32, np.dtype(np.float32)))
     types += [PtxType(name, "packed", 32, np.dtype(np.uint32)) for name in ("f16x2", "bf16x2")]
+    types += [PtxType(name, "pair", 32, np.dtype(np.uint32)) for name in ("u16x2", "s16x2")]
     return {ptx_type.name: ptx_type for ptx_type in types}
 
 
