@@ -110,7 +110,7 @@ class Mma:
         registers = ", ".join(f"%{letter}<{count}>" for letter, count in zip("abcd", (*counts, counts[2]), strict=True))
         return "\n".join(
             [
-                HEADER_90A,
+                HEADER_90A.replace("8.5", "8.7"),  # 8-bit floats with K = 16 or f16 accumulators
                 ".visible .entry k(.param .u64 out, .param .u64 a, .param .u64 b, .param .u64 c) {",
                 f".reg .b64 %p; .reg .b32 %t; .reg .b{width} {registers};",
                 "mov.u32 %t, %laneid;",

@@ -21,9 +21,8 @@ EMPTY = HEADER + ".visible .entry k() { ret; }"
     [
         ("tcgen05.fence::before_thread_sync;", "unknown instruction"),
         ("frobnicate.b32 %r1, %r2;", "unknown instruction"),
-        ("cp.reduce.async.bulk.commit_group;", "unknown instruction"),
         ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%r1}, {%r2}, {%r2}, {%r2};", "shape"),
-        ("fma.rz.f64 %fd1, %fd1, %fd1, %fd1;", "fma.rz.f64"),
+        ("atom.global.xor.f64 %fd1, [%rd1], %fd1;", ".xor of .f64"),
         ("add.u64 %rd1, %r1, %rd1;", "narrower"),
         ("mov.u32 %r1, %nonsense;", "%nonsense"),
         ("ld.global.v8.b64 %r1, [%rd1];", ""),

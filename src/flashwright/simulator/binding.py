@@ -52,6 +52,7 @@ class Binder:
         branch_targets: Callable[[str], list[int]],
         return_target: int | None,
         call_end: int | None = None,
+        callees: dict[int, int] | None = None,
         pc: int = 0,
     ) -> None:
         self.slot_of = slot_of
@@ -60,6 +61,7 @@ class Binder:
         self.branch_targets = branch_targets
         self.return_target = return_target
         self.call_end = call_end
+        self.callees = callees or {}  # of a call through a pointer: address of a function → where it was expanded
         self.pc = pc
         self.shared_widths: set[int] = set()
         self.touched: set[int] = set()  # slots that the instruction reads or writes

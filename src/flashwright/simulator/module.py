@@ -15,7 +15,7 @@ from .errors import SimulationError
 from .findings import HazardChecks, HazardPolicy
 from .garbage import without_garbage_collection
 from .memory.thread_memory import ConstantMemory
-from .memory.windows import WINDOW_BASE
+from .memory.windows import FUNCTION_BASE, FUNCTION_STEP, WINDOW_BASE
 from .parsed_modules import parsed
 from .parties import Parties
 from .program import Program, ProgramBuilder, align_up
@@ -212,7 +212,7 @@ def _dim3(name: str, value: Sequence[int] | int) -> Dim3:
 
 
 def _place_variables(gpu: SimulatedGPU, syntax: ModuleSyntax) -> tuple[dict[str, SymbolAddress], bytes]:
-    """Addresses of the module's global and constant variables, and the content of the constant bank."""
+    """Addresses of the module's variables and functions, and the content of the constant bank."""
     symbols: dict[str, SymbolAddress] = {}
     constants = bytearray()
     for variable in syntax.variables:
@@ -224,12 +224,14 @@ def _place_variables(gpu: SimulatedGPU, syntax: ModuleSyntax) -> tuple[dict[str,
             address = gpu.allocate(variable.size)
             gpu.memory.write(address, np.frombuffer(variable.initial or bytes(variable.size), np.uint8))
             symbols[variable.name] = SymbolAddress("global", address)
+    for number, function in enumerate(syntax.functions):
+        symbols.setdefault(function, SymbolAddress("code", FUNCTION_BASE + FUNCTION_STEP * number))
     for variable in syntax.variables:
         for offset, target, addend, generic in variable.pointers:
             if target not in symbols:
                 raise SimulationError("unsupported", f"initialiser of {variable.name} points at {target}")
             pointed = symbols[target]
-            value = pointed.offset + addend + (WINDOW_BASE[pointed.space] if generic else 0)
+            value = pointed.offset + addend + (WINDOW_BASE.get(pointed.space, 0) if generic else 0)
             place = symbols[variable.name].offset + offset
             data = value.to_bytes(8, "little")
             if variable.space == "const":

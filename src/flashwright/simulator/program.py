@@ -24,6 +24,7 @@ from .ptx.syntax import (
     Instruction,
     Label,
     ModuleSyntax,
+    Register,
     SourceLocation,
     Symbol,
     Variable,
@@ -119,15 +120,18 @@ class _Instance:
     function: Function
     prefix: str
     symbols: dict[str, SymbolAddress]
+    start: int
+    callers: tuple[str, ...]  # functions that it was expanded in, and itself
     labels: dict[str, int] = field(default_factory=dict)
-    end: int | None = None
+    return_to: int | None = None
 
 
 @dataclass
 class _Flat:
     syntax: Instruction
     instance: _Instance
-    callee: _Instance | None = None
+    callees: dict[str, _Instance] = field(default_factory=dict)
+    call_end: int | None = None
 
 
 class ProgramBuilder:
@@ -150,7 +154,7 @@ class ProgramBuilder:
             offset = align_up(offset, variable.align)
             kernel_parameters[variable.name] = SymbolAddress("param", offset)
             offset += variable.size
-        self._expand(self.entry, kernel_parameters, depth=0)
+        self._expand(self.entry, kernel_parameters, ())
         self._bind_all()
         return self.program
 
@@ -183,8 +187,9 @@ class ProgramBuilder:
 
     # Expansion ---------------------------------------------------------------------------------------
 
-    def _expand(self, function: Function, symbols: dict[str, SymbolAddress], depth: int) -> _Instance:
-        instance = _Instance(function, f"{self.instances}:" if depth else "", dict(symbols))
+    def _expand(self, function: Function, symbols: dict[str, SymbolAddress], callers: tuple[str, ...]) -> _Instance:
+        prefix = f"{self.instances}:" if callers else ""
+        instance = _Instance(function, prefix, dict(symbols), len(self.flat), (*callers, function.name))
         self.instances += 1
         for variable in function.variables:
             if variable.space == "shared":
@@ -204,35 +209,66 @@ class ProgramBuilder:
             flat = _Flat(statement, instance)
             self.flat.append(flat)
             if statement.root == "call":
-                flat.callee = self._expand_call(statement, instance, depth)
-        instance.end = len(self.flat)
+                flat.callees = self._expand_call(statement, instance)
+                flat.call_end = len(self.flat)
+                for callee in flat.callees.values():
+                    callee.return_to = flat.call_end
         return instance
 
-    def _expand_call(self, call: Instruction, caller: _Instance, depth: int) -> _Instance | None:
+    def _expand_call(self, call: Instruction, caller: _Instance) -> dict[str, _Instance]:
+        """The callee, or all that a pointer may mean, one after the other."""
         lists = [operand.elements for operand in call.operands if isinstance(operand, Arguments)]
         has_result = bool(call.operands) and isinstance(call.operands[0], Arguments)
         returned = lists.pop(0) if has_result else ()
         passed = lists.pop(0) if lists else ()
         target = call.operands[1 if has_result else 0]
-        if not isinstance(target, Symbol) or target.name not in self.module.functions:
-            raise self._unsupported(call, "indirect call, or call of an unknown function")
-        callee = self.module.functions[target.name]
-        if callee.body is None:
-            if target.name in EXTERNAL_FUNCTIONS:
-                return None
-            raise self._unsupported(call, f"call of external function {target.name}")
-        if depth >= _MAX_CALL_DEPTH:
-            raise self._unsupported(call, f"recursion, or more than {_MAX_CALL_DEPTH} nested calls")
-        formals = [*callee.returns, *callee.parameters]
         actuals = [*returned, *passed]
-        if len(formals) != len(actuals) or not all(isinstance(actual, Symbol) for actual in actuals):
+        if isinstance(target, Register):
+            callees = self._pointer_targets(call, caller, len(returned), len(passed))
+        elif isinstance(target, Symbol) and target.name in self.module.functions:
+            callees = [self.module.functions[target.name]]
+            if callees[0].body is None:
+                if target.name in EXTERNAL_FUNCTIONS:
+                    return {}
+                raise self._unsupported(call, f"call of external function {target.name}")
+            if len(caller.callers) > _MAX_CALL_DEPTH or target.name in caller.callers:
+                raise self._unsupported(call, f"recursion, or more than {_MAX_CALL_DEPTH} nested calls")
+        else:
+            raise self._unsupported(call, "call of an unknown function")
+        if not all(isinstance(actual, Symbol) for actual in actuals):
             raise self._unsupported(call, "call with arguments that are not .param variables")
-        symbols = {
-            formal.name: caller.symbols[actual.name]
-            for formal, actual in zip(formals, actuals, strict=True)
-            if isinstance(actual, Symbol)
-        }
-        return self._expand(callee, symbols, depth + 1)
+        expanded = {}
+        for callee in callees:
+            formals = [*callee.returns, *callee.parameters]
+            if len(formals) != len(actuals):
+                raise self._unsupported(call, f"{len(actuals)} arguments and results; {callee.name} has {len(formals)}")
+            symbols = {
+                formal.name: caller.symbols[actual.name]
+                for formal, actual in zip(formals, actuals, strict=True)
+                if isinstance(actual, Symbol)
+            }
+            instance = self._expand(callee, symbols, caller.callers)
+            expanded[callee.name] = instance
+            if isinstance(target, Register):  # what runs off its end must not run into the next one
+                self.flat.append(_Flat(replace(call, opcode="ret", operands=(), guard=None, text="ret"), instance))
+        return expanded
+
+    def _pointer_targets(self, call: Instruction, caller: _Instance, returns: int, parameters: int) -> list[Function]:
+        """Functions that a pointer may mean: listed by .calltargets, or of that many results and arguments.
+
+        Those that are being expanded are left out: they would be recursion (see `instructions.control.call`).
+        """
+        label = call.operands[-1]
+        listed = caller.function.call_targets.get(label.name, ()) if isinstance(label, Symbol) else ()
+        names = listed or _functions_with_address(self.module)
+        functions = [self.module.functions[name] for name in names if name in self.module.functions]
+        return [
+            function
+            for function in functions
+            if function.body is not None
+            and (len(function.returns), len(function.parameters)) == (returns, parameters)
+            and function.name not in caller.callers
+        ]
 
     # Binding -----------------------------------------------------------------------------------------
 
@@ -240,7 +276,7 @@ class ProgramBuilder:
         self._place_dynamic_shared()
         # Running off the end of a kernel ends the thread.
         end = Instruction("exit", (), None, self.flat[-1].syntax.ptx_line if self.flat else 0, "exit", None)
-        root = self.flat[0].instance if self.flat else _Instance(self.entry, "", {})
+        root = self.flat[0].instance if self.flat else _Instance(self.entry, "", {}, 0, ())
         binders = []
         for pc, flat in enumerate([*self.flat, _Flat(end, root)]):
             instruction, binder = self._bind(pc, flat)
@@ -267,8 +303,9 @@ class ProgramBuilder:
             symbol_of=self._symbol_resolver(instance),
             label_of=lambda name: instance.labels[name],
             branch_targets=lambda name: [instance.labels[label] for label in instance.function.branch_targets[name]],
-            return_target=None if is_kernel_body else instance.end,
-            call_end=flat.callee.end if flat.callee else pc + 1,
+            return_target=None if is_kernel_body else instance.return_to,
+            call_end=pc + 1 if flat.call_end is None else flat.call_end,
+            callees={self.module_symbols[name].offset: callee.start for name, callee in flat.callees.items()},
             pc=pc,
         )
         try:
@@ -330,6 +367,16 @@ class ProgramBuilder:
             source_location=str(syntax.source) if syntax.source else None,
             instruction=syntax.text,
         )
+
+
+def _functions_with_address(module: ModuleSyntax) -> list[str]:
+    """Device functions whose address a variable holds or an instruction takes."""
+    found = {target for variable in module.variables for _, target, _, _ in variable.pointers}
+    for function in module.functions.values():
+        for statement in function.body or ():
+            if isinstance(statement, Instruction) and statement.root != "call":
+                found |= {operand.name for operand in statement.operands if isinstance(operand, Symbol)}
+    return [name for name, function in module.functions.items() if name in found and not function.is_entry]
 
 
 # Functions of the CUDA run time that may be called without a body: printing does nothing here, a failed

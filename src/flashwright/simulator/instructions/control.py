@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..binding import Binder
-from ..ptx.syntax import Arguments, Instruction, Symbol
+from ..ptx.syntax import Arguments, Instruction, Register, Symbol
 from ..ptx.types import TYPES
 from ..registry import RESCHEDULE, Operation, instruction
 
@@ -70,8 +70,29 @@ def call(syntax: Instruction, bind: Binder) -> Operation:
         returned = syntax.operands[0]
         assert isinstance(returned, Arguments)
         return Operation(lambda wave: None)
+    pointer = next((operand for operand in syntax.operands if isinstance(operand, Register)), None)
+    if pointer is not None:
+        return _indirect_call(pointer, bind)
     first = bind.pc + 1
     return Operation(lambda wave: first, is_control=True, skip_to=bind.call_end)
+
+
+def _indirect_call(pointer: Register, bind: Binder) -> Operation:
+    """The functions that the pointer may mean follow, one after the other."""
+    get = bind.source(pointer, TYPES["u64"])
+    callees = bind.callees
+
+    def execute(wave: Wave) -> int:
+        chosen, active = get(wave), wave.active_mask
+        for address in np.unique(chosen[active]):
+            members = active & (chosen == address)
+            if int(address) not in callees:
+                detail = "call through a pointer to no function of that many arguments and results, or to a caller"
+                wave.fault_thread("unsupported", detail, int(np.flatnonzero(members)[0]), int(address))
+            wave.scheduler.add(callees[int(address)], members)
+        return RESCHEDULE
+
+    return Operation(execute, is_control=True, skip_to=bind.call_end)
 
 
 @instruction("trap", "brkpt")

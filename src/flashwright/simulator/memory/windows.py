@@ -18,5 +18,8 @@ SPACE_OF_WINDOW = {base >> WINDOW_BITS: space for space, base in WINDOW_BASE.ite
 # Parameters of device functions are kept in local memory. In the param space their addresses start here, above
 # those of any kernel parameter.
 CALL_PARAMETER_BASE = 1 << 30
+# Addresses of device functions, for calls through a pointer; nothing can be loaded from there.
+FUNCTION_BASE = 0x75 << WINDOW_BITS
+FUNCTION_STEP = 16
 # First address of global allocations.
 GLOBAL_BASE = 0x10_0000_0000

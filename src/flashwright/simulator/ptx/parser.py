@@ -375,14 +375,15 @@ class _Parser:
         name = self.symbol_name(self.next().text)
         self.expect(":")
         directive = self.peek().text
-        if directive == ".branchtargets":
+        if directive in (".branchtargets", ".calltargets"):
             self.next()
             targets = [self.symbol_name(self.next().text)]
             while self.accept(","):
                 targets.append(self.symbol_name(self.next().text))
             self.expect(";")
-            function.branch_targets[name] = targets
-        elif directive in (".callprototype", ".calltargets"):
+            named = function.branch_targets if directive == ".branchtargets" else function.call_targets
+            named[name] = targets
+        elif directive == ".callprototype":
             while self.next().text != ";":
                 pass
         else:

@@ -153,6 +153,7 @@ class Function:
     registers: dict[str, PtxType] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     branch_targets: dict[str, list[str]] = field(default_factory=dict)
+    call_targets: dict[str, list[str]] = field(default_factory=dict)
     limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
