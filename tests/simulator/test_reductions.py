@@ -215,6 +215,24 @@ def test_a_reducing_copy_needs_a_proxy_fence_after_ordinary_stores() -> None:
     assert caught.value.kind == "proxy-fence"
 
 
+@pytest.mark.parametrize("kind", ["bulk", "bulk.tensor", "red"])
+def test_a_reduction_into_memory_that_nobody_wrote_is_a_hazard(kind: str) -> None:
+    copies = {
+        "bulk": "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%out], [%s], 2048;",
+        "bulk.tensor": """mov.b32 %v0, 0;
+            cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%map, {%v0, %v0}], [%s];""",
+        "red": "red.global.add.v4.f32 [%out], {%v0, %v1, %v2, %v3};",
+    }
+    gpu = SimulatedGPU("sm_90a")
+    out = gpu.allocate(2048)
+    tensor_map = TensorMap(out, np.dtype(np.float32), (32, 16), (128,), (32, 16))
+    values = gpu.to_device(numbers("f32", 512))
+    module = gpu.load(bulk_kernel(copies[kind], 2048))
+    with pytest.raises(SimulationError) as caught:
+        module.launch("k", 1, 32, 0, [out, values, tensor_map])
+    assert caught.value.kind == "uninitialised-global"
+
+
 def test_a_reduction_that_no_type_has_is_refused_in_words() -> None:
     copy = "cp.reduce.async.bulk.global.shared::cta.bulk_group.xor.f32 [%out], [%s], 512;"
     with pytest.raises(SimulationError, match=r"\.xor of \.f32; of floating-point types there are add, min, max"):

@@ -56,7 +56,7 @@ def reduce_tensor(syntax: Instruction, bind: Binder) -> Operation:
     def combine(box: TensorBox, memory: GlobalMemory, chunks: np.ndarray) -> None:
         box.combine(memory, chunks, update_of(name, ptx_type_of(box.tensor_map.dtype), in_global=True))
 
-    return _tensor_store(target, source, bind, combine)
+    return _tensor_store(target, source, bind, combine, is_reduction=True)
 
 
 @instruction("cp.async.bulk")
@@ -80,7 +80,7 @@ def reduce_bulk(syntax: Instruction, bind: Binder) -> Operation:
         items = view.view(ptx_type.dtype)
         items[...] = update(items, np.ascontiguousarray(chunks).view(ptx_type.dtype))
 
-    return _plain_store(target, source, size, bind, combine)
+    return _plain_store(target, source, size, bind, combine, is_reduction=True)
 
 
 @instruction("cp.async.bulk.prefetch")
@@ -173,7 +173,11 @@ def _tensor_load(target: Operand, source: Operand, barrier: Operand, bind: Binde
 
 
 def _tensor_store(
-    target: Operand, source: Operand, bind: Binder, write: Callable[[TensorBox, GlobalMemory, np.ndarray], None]
+    target: Operand,
+    source: Operand,
+    bind: Binder,
+    write: Callable[[TensorBox, GlobalMemory, np.ndarray], None],
+    is_reduction: bool = False,
 ) -> Operation:
     get_source, get_boxes = bind.address(source), _bind_box(target, bind)
     bind.shared_widths.add(CHUNK_BYTES)
@@ -184,6 +188,8 @@ def _tensor_store(
             if min(box.coordinates) < 0:
                 detail = f"a box is stored at {box.coordinates}; only loads may begin before the tensor"
                 wave.fault_thread("tensor-map", detail, thread)
+            if is_reduction:
+                _check_written(wave, thread, box.unwritten(wave.global_memory))
             _issue_store(wave, thread, box.chunk_addresses(address), partial(write, box, wave.global_memory))
             wave.counters.count_bulk(wave, _STORED, *box.sectors())
 
@@ -207,7 +213,12 @@ def _plain_load(target: Operand, source: Operand, size: Operand, barrier: Operan
 
 
 def _plain_store(
-    target: Operand, source: Operand, size: Operand, bind: Binder, write: Callable[[np.ndarray, np.ndarray], None]
+    target: Operand,
+    source: Operand,
+    size: Operand,
+    bind: Binder,
+    write: Callable[[np.ndarray, np.ndarray], None],
+    is_reduction: bool = False,
 ) -> Operation:
     getters = bind.address(source), bind.address(target), bind.source(size, TYPES["u32"])
     bind.shared_widths.add(CHUNK_BYTES)
@@ -215,7 +226,11 @@ def _plain_store(
     def execute(wave: Wave) -> None:
         for thread, start, place, count in _per_thread(wave, *getters):
             view = _global_chunks(wave, thread, start, place, count)
-            wave.global_memory.mark_written(np.array([place]), count)
+            if is_reduction:
+                has_unwritten = wave.global_memory.unwritten_among(np.array([place]), count).size
+                _check_written(wave, thread, place if has_unwritten else None)
+            else:
+                wave.global_memory.mark_written(np.array([place]), count)
             _issue_store(wave, thread, start + np.arange(0, count, CHUNK_BYTES), partial(write, view))
             wave.counters.count_bulk(wave, _STORED, *_sectors(place, count))
 

@@ -92,7 +92,7 @@ def _indirect_call(pointer: Register, bind: Binder) -> Operation:
             wave.scheduler.add(callees[int(address)], members)
         return RESCHEDULE
 
-    return Operation(execute, is_control=True, skip_to=bind.call_end)
+    return Operation(execute, is_control=True, skip_to=bind.call_end, targets=tuple(callees.values()))
 
 
 @instruction("trap", "brkpt")
