@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from flashwright.kernels.backward.ampere import AMPERE_BACKWARD
+from flashwright.kernels.backward.hopper import HOPPER_BACKWARD
 from flashwright.kernels.family import (
     DEFAULT_SPACE,
     FULL_SPACE,
@@ -145,3 +146,4 @@ def _is_in(config: Any, configs: ConsideredConfigs) -> bool:
 register(AMPERE_FORWARD)
 register(HOPPER_FORWARD)
 register(AMPERE_BACKWARD)
+register(HOPPER_BACKWARD)

@@ -8,6 +8,16 @@ struct KeyTile {
     int kv_block, kv_head, batch;
 };
 
+// The tile of a thread block. Those of one head and batch are neighbours, so that they share Q and dO in the cache. Where
+// they add to dQ in order, few of one head and batch are under way at a time, and those of later keys begin first.
+template <bool ordered> DEVICE KeyTile key_tile_of_block(const BackwardArguments &args) {
+    const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
+    const int pairs = heads * args.forward.batches, block = blockIdx.x;
+    const int pair = ordered ? block % pairs : block / args.kv_blocks;
+    const int kv_block = ordered ? args.kv_blocks - 1 - block / pairs : block % args.kv_blocks;
+    return {kv_block, pair % heads, pair / heads};
+}
+
 // The first of a head's rows in the buffers of padded rows. A packed sequence begins with a whole block, behind all
 // those before it: each of them takes less than a block more than its rows.
 template <int block_queries>

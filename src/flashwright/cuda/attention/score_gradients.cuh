@@ -23,23 +23,40 @@ struct ScoreGradients {
     float scale_log2;    // scores times this are powers of two
     float capping_scale; // as of `Scores`
 
-    // Turns scores S into probabilities P, and their gradients dP into gradients dS of the scores, but for the scale. The
-    // columns' queries begin with row `first_row` of the terms.
+    // Turns scores S into probabilities. The columns' queries begin with row `first_row` of the terms. Capped scores stay
+    // as they are: the slope of the cap is needed beside them.
     template <int rows, int row_tiles, int column_tiles>
-    DEVICE void differentiate(float (&S)[row_tiles][column_tiles][4], float (&dP)[row_tiles][column_tiles][4],
+    DEVICE void exponentiate(float (&S)[row_tiles][column_tiles][4], const RowTerms<rows> &terms, int first_row) const {
+        if constexpr (!variant::softcaps)
+#pragma unroll
+            for (int n = 0; n < column_tiles; ++n) {
+                const Pair lse = terms.lse(first_row + mma_columns * n + accumulator_column());
+#pragma unroll
+                for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+                    for (int i = 0; i < accumulator_values; ++i)
+                        S[m][n][i] = exp2_approx(S[m][n][i] * scale_log2 - lse.values[i % 2]);
+            }
+    }
+
+    // Turns gradients of probabilities into those of scores, but for the scale.
+    template <int rows, int row_tiles, int column_tiles>
+    DEVICE void differentiate(float (&P)[row_tiles][column_tiles][4], float (&dP)[row_tiles][column_tiles][4],
                               const RowTerms<rows> &terms, int first_row) const {
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n) {
             const int row = first_row + mma_columns * n + accumulator_column();
-            const Pair lse = terms.lse(row), dot = terms.dot(row);
+            const Pair dot = terms.dot(row), lse = variant::softcaps ? terms.lse(row) : Pair{};
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
                 for (int i = 0; i < accumulator_values; ++i) {
-                    float &score = S[m][n][i], &gradient = dP[m][n][i];
-                    const float slope = cap(score);
-                    score = exp2_approx(score * scale_log2 - lse.values[i % 2]);
-                    gradient = score * (gradient - dot.values[i % 2]) * slope;
+                    float slope = 1;
+                    if constexpr (variant::softcaps) {
+                        slope = cap(P[m][n][i]);
+                        P[m][n][i] = exp2_approx(P[m][n][i] * scale_log2 - lse.values[i % 2]);
+                    }
+                    dP[m][n][i] = P[m][n][i] * (dP[m][n][i] - dot.values[i % 2]) * slope;
                 }
         }
     }
@@ -82,8 +99,6 @@ struct ScoreGradients {
 
     // Caps a score, as the forward did; returns the slope of the cap there, 1 - tanh².
     DEVICE float cap(float &score) const {
-        if constexpr (!variant::softcaps)
-            return 1;
         score = 1 - 2 * reciprocal_approx(1 + exp2_approx(score * capping_scale));
         return 1 - score * score;
     }

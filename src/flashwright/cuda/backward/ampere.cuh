@@ -29,7 +29,7 @@ using Weights = Fragments<queries_per_part / mma_depth, 1, shape::row_tiles, que
 
 using Copies = BlockCopies<shape::threads, true>;
 using Work = KeyTileWork<cfg::B_r, cfg::B_c>;
-using Sums = DQSums<cfg::B_r, cfg::d_head, shape::threads, shape::dQ_column_parts>;
+using Sums = DQSums<cfg::B_r, cfg::d_head, shape::dQ_threads, shape::dQ_group_warps, shape::dQ_column_parts>;
 using Terms = RowTerms<cfg::B_r>;
 using DQLeft = Loaded<cfg::B_c, Sums::row_tiles * mma_rows>;
 using DQRight = Loaded<cfg::B_c, cfg::d_head / shape::dQ_column_parts>;
@@ -169,7 +169,9 @@ DEVICE void query_step(Warp &warp, const Queries &queries, const ScoreGradients 
     ScoreAccumulator S = {}, dP = {};
     warp.scores(S, shared.K(), shared.Q(step));   // @product S
     warp.scores(dP, shared.V(), shared.dO(step)); // @product dP
-    gradients.differentiate(S, dP, shared.terms(step), warp.part * queries_per_part); // @phase gradients of scores
+    const Terms terms = shared.terms(step);
+    gradients.exponentiate(S, terms, warp.part * queries_per_part);      // @phase gradients of scores
+    gradients.differentiate(S, dP, terms, warp.part * queries_per_part); // @phase gradients of scores
     if (at.block < work.queries.plain_begin || at.block >= work.queries.plain_end)
         gradients.mask(S, dP, work.first_key + warp.first_key, at.first_row + warp.part * queries_per_part);
 
@@ -244,23 +246,11 @@ DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemor
     warp.store(args.dV, work, warp.dV);
 }
 
-// The grid is (blocks of keys, heads of K, batches). In order, it is (heads of K, batches, blocks of keys from the last):
-// of one head and batch few are under way at a time, and those of later keys begin first.
-DEVICE KeyTile tile_of_block(const BackwardArguments &args) {
-    if constexpr (cfg::ordered) {
-        const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-        const int pair = blockIdx.x % (heads * args.forward.batches);
-        return {args.kv_blocks - 1 - (int)blockIdx.x / (heads * args.forward.batches), pair % heads, pair / heads};
-    }
-    const int pair = blockIdx.x / args.kv_blocks, heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    return {(int)blockIdx.x % args.kv_blocks, pair % heads, pair / heads};
-}
-
 template <AmpereBackwardKernelConfig>
 __global__ void __launch_bounds__(shape::threads)
     ampere_backward_kernel(const __grid_constant__ BackwardArguments args) {
     extern __shared__ __align__(bank_line_bytes) char shared_memory[];
-    const Work work(args, tile_of_block(args));
+    const Work work(args, key_tile_of_block<cfg::ordered>(args));
     if (work.exists())
         compute(args, work, SharedMemory{shared_address(shared_memory)});
 }

@@ -1,15 +1,15 @@
 // The sums of dQ in global memory, in fp32: every block of keys adds its share to the blocks of queries it visits.
 //
 // A block of queries is one stretch of memory, in the order in which threads hold its accumulators, so that a warp's
-// additions fall into whole lines. `rows` × `columns` of it are one thread block's: warps stand beside one another, in
-// `column_parts` along its columns.
+// additions fall into whole lines. Groups of `group_warps` warps share its `rows` × `columns`: the warps of a group stand
+// along its rows, groups in `column_parts` along its columns, then along its rows.
 #pragma once
 #include "attention/key_tile.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/reduce.cuh"
 #include "tile/accumulator.cuh"
 
-template <int rows, int columns, int threads, int column_parts> struct DQSums {
+template <int rows, int columns, int threads, int group_warps, int column_parts> struct DQSums {
     static constexpr bool in_vectors = has_vector_reductions;
     static constexpr int warps = threads / warp_threads;
     static constexpr int row_tiles = rows * column_parts / (warps * mma_rows);
@@ -17,8 +17,12 @@ template <int rows, int columns, int threads, int column_parts> struct DQSums {
     using Accumulator = float[row_tiles][column_tiles][accumulator_values];
 
     // The rows of a warp, and its columns.
-    static DEVICE int first_row(int warp) { return warp / column_parts * row_tiles * mma_rows; }
-    static DEVICE int first_column(int warp) { return warp % column_parts * column_tiles * mma_columns; }
+    static DEVICE int first_row(int warp) {
+        const int group = warp / group_warps;
+        return (group / column_parts * group_warps + warp % group_warps) * row_tiles * mma_rows;
+    }
+    static DEVICE int first_column(int warp) { return column_part(warp) * column_tiles * mma_columns; }
+    static DEVICE int column_part(int warp) { return warp / group_warps % column_parts; }
 
     // Adds a thread's accumulators to the block whose sums begin at `block`.
     static DEVICE void add(float *block, const Accumulator &c) {

@@ -5,7 +5,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/memory.cuh"
 
-using Sums = DQSums<cfg::B_r, cfg::d_head, shape::threads, shape::dQ_column_parts>;
+using Sums = DQSums<cfg::B_r, cfg::d_head, shape::dQ_threads, shape::dQ_group_warps, shape::dQ_column_parts>;
 constexpr int row_kernel_threads = 128;
 constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 constexpr float positive_infinity = -negative_infinity;
@@ -87,9 +87,7 @@ template <int> __global__ void __launch_bounds__(row_kernel_threads)
     for (int i = threadIdx.x; i < tiles * quads; i += row_kernel_threads) {
         // Neighbouring threads have neighbouring columns of a row.
         const int n = i % Sums::column_tiles, m = i / Sums::column_tiles % Sums::row_tiles;
-        const int rest = i / (Sums::column_tiles * Sums::row_tiles), part = rest % shape::dQ_column_parts;
-        const int quad = rest / shape::dQ_column_parts % quads, group = rest / (shape::dQ_column_parts * quads);
-        const int warp = group * shape::dQ_column_parts + part;
+        const int rest = i / (Sums::column_tiles * Sums::row_tiles), quad = rest % quads, warp = rest / quads;
         const auto two = Sums::load(sums, warp, quad, m, n);
         const int column = Sums::first_column(warp) + mma_columns * n;
         if (column >= tensor_columns)

@@ -42,9 +42,10 @@ struct Slot {
     }
 };
 
-// Starts the copy of `rows` rows of a tensor into a slot, panel by panel.
-template <int rows, int panels> DEVICE void fill(const Slot &slot, const TensorMap &map, int row, int head, int batch) {
-    mbarrier_arrive_expecting(slot.full, panels * panel_bytes<rows>);
+// Starts the copy of `rows` rows of a tensor into a slot, panel by panel. Other copies bring `more_bytes` for the slot.
+template <int rows, int panels, int more_bytes = 0>
+DEVICE void fill(const Slot &slot, const TensorMap &map, int row, int head, int batch) {
+    mbarrier_arrive_expecting(slot.full, panels * panel_bytes<rows> + more_bytes);
 #pragma unroll
     for (int panel = 0; panel < panels; ++panel)
         bulk_copy_tile(slot.data + panel * panel_bytes<rows>, map, slot.full, panel * panel_columns, row, head, batch);

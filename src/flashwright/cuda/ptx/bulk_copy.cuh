@@ -17,5 +17,12 @@ DEVICE void bulk_copy_tile(uint32 shared, const TensorMap &map, uint32 barrier, 
                  : "memory");
 }
 
+// Copies a stretch of bytes, a multiple of 16, aligned to 16 on both sides.
+DEVICE void bulk_copy_bytes(uint32 shared, const void *global, uint32 barrier, uint32 bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+                 "l"(global), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 // Orders this thread's ordinary writes to shared memory before reads by the copy engine or by wgmma.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

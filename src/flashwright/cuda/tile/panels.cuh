@@ -27,3 +27,10 @@ template <int rows, int panels> DEVICE void clear_rows(uint32 tile, int first_ro
                          Vector16B{});
     }
 }
+
+// Byte offset of 16-byte vector `vector` of row `row` in a tile of `rows` rows, as the copy engine would place it.
+template <int rows> DEVICE uint32 panel_vector_offset(int row, int vector) {
+    constexpr int swizzle_rows = 8;
+    return vector / panel_vectors * panel_bytes<rows> + row * panel_row_bytes +
+           (vector % panel_vectors ^ row % swizzle_rows) * vector_bytes;
+}

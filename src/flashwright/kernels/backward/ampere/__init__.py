@@ -1,12 +1,12 @@
 """The Ampere family of backward kernels: `mma.sync`, `ldmatrix`, `cp.async`; every GPU from sm_80 on."""
 
-from flashwright.kernels.backward.ampere.config import AmpereBackwardKernelConfig
+from flashwright.kernels.backward.ampere.config import OPTIONS, AmpereBackwardKernelConfig
 from flashwright.kernels.backward.ampere.defaults import ampere_backward_default, ampere_backward_rejection_reason
 from flashwright.kernels.backward.ampere.launch import RULES
-from flashwright.kernels.backward.ampere.names import parse_ampere_backward_config
 from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.backward.ampere.source import ampere_backward_source, ampere_dq_source, ampere_rows_source
 from flashwright.kernels.backward.launch import BACKWARD, DQ, ROWS
+from flashwright.kernels.backward.names import backward_parser
 from flashwright.kernels.backward.rows import ROW_KERNEL_THREADS
 from flashwright.kernels.family import Companion, KernelFamily
 
@@ -16,7 +16,12 @@ AMPERE_BACKWARD = KernelFamily(
     title="Ampere",
     config_type=AmpereBackwardKernelConfig,
     d_heads=(32, 64, 96, 128, 192, 256),
-    parse=parse_ampere_backward_config,
+    parse=backward_parser(
+        AmpereBackwardKernelConfig,
+        "ampere",
+        OPTIONS,
+        "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+swizzled",
+    ),
     shapes=AmpereBackwardShapes,
     source=ampere_backward_source,
     rejection_reason=ampere_backward_rejection_reason,

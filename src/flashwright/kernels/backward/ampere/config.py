@@ -57,7 +57,7 @@ class AmpereBackwardKernelConfig:
         return f"{type(self).__name__}{{{', '.join(cpp_literal(v) for v in self.values())}}}"
 
     def kernel_name(self) -> str:
-        """The C++ name of the kernel, as a profiler shows it; `parse_ampere_backward_config` reads it back."""
+        """The C++ name of the kernel, as a profiler shows it; `parse_config` reads it back."""
         return f"ampere_backward_kernel<{self.to_cpp_struct()}>"
 
     def values(self) -> tuple[Any, ...]:

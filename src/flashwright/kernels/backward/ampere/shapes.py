@@ -104,6 +104,16 @@ class AmpereBackwardShapes:
         return self.parts == 1
 
     @property
+    def dQ_threads(self) -> int:
+        """That share a block of dQ."""
+        return self.threads
+
+    @property
+    def dQ_group_warps(self) -> int:
+        """Warps that stand along its rows before the next ones go along its columns."""
+        return 1
+
+    @property
     def dQ_row_groups(self) -> int:
         """Of warps along the rows of dQ."""
         return min(self.config.n_warps, self.config.B_r // MMA_ROWS)

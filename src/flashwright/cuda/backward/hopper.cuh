@@ -1,0 +1,39 @@
+// FlashAttention backward for Hopper: copies by the copy engine, products by asynchronous warpgroup instructions.
+//
+// One thread block owns B_c keys of one head of K and V, and visits the blocks of B_r queries that attend to them, of
+// every head of Q that shares the keys: dK and dV stay in registers, dQ is added to sums in global memory. Scores are
+// computed transposed, a row per key. A producer fills rings of Q and dO stages in shared memory; a stage is `full` when
+// its copy has arrived and `empty` when every consumer warp has read it.
+#pragma once
+#include "backward/hopper_consumer.cuh"
+#include "backward/hopper_producer.cuh"
+
+template <HopperBackwardKernelConfig>
+__global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
+    hopper_backward_kernel(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
+                           const __grid_constant__ TensorMap V, const __grid_constant__ TensorMap dO,
+                           const __grid_constant__ BackwardArguments backward) {
+    const HopperArguments args{Q, K, V, dO, backward};
+    extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
+    const SharedMemory shared{shared_address(shared_memory)};
+    const Work work(backward, key_tile_of_block<cfg::ordered>(backward));
+    if (!work.exists())
+        return;
+    if (threadIdx.x == 0)
+        shared.init_barriers();
+    __syncthreads();
+
+    // A warpgroup's registers are its own: those that do not compute need few, and give the others to the consumers.
+    if (threadIdx.x >= consumer_threads) {
+        give_registers_back<shape::producer_registers>();
+        if (work.steps(backward) > 0) {
+            if (threadIdx.x == consumer_threads)
+                produce(args, work, shared);
+            if (cfg::ordered && threadIdx.x == consumer_threads + warp_threads)
+                keep_turns(args, work, shared);
+        }
+    } else {
+        take_registers<shape::consumer_registers>();
+        Consumer{args, work, shared}.run();
+    }
+}

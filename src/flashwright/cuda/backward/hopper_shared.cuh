@@ -1,0 +1,73 @@
+// What the warps of the Hopper backward share: arguments, shared memory and its barriers.
+#pragma once
+#include "attention/score_gradients.cuh"
+#include "backward/dq_sums.cuh"
+#include "pipeline/ring.cuh"
+#include "ptx/warpgroup.cuh"
+
+using Work = KeyTileWork<cfg::B_r, cfg::B_c>;
+using Terms = RowTerms<cfg::B_r>;
+using Sums = DQSums<cfg::B_r, cfg::d_head, shape::dQ_threads, shape::dQ_group_warps, shape::dQ_column_parts>;
+
+struct HopperArguments {
+    const TensorMap &Q, &K, &V, &dO;
+    const BackwardArguments &backward;
+};
+
+constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
+constexpr int consumer_threads = cfg::n_consumers * warpgroup_threads;
+
+// Numbers of the named barriers; 0 is that of all threads.
+namespace barriers {
+constexpr int consumers = 1;
+}
+
+using QPlace = RingPlace<cfg::Q_stages>;
+using dOPlace = RingPlace<cfg::dO_stages>;
+using TurnPlace = RingPlace<1>;
+
+struct SharedMemory {
+    uint32 base;
+
+    // 64 keys each, all rows of which one warpgroup multiplies at a time.
+    DEVICE Slot K(int group) const { return slot(shape::K_offset + group * shape::key_group_bytes, 0, group); }
+    DEVICE Slot V(int group) const {
+        return slot(shape::V_offset + group * shape::key_group_bytes, shape::key_groups, group);
+    }
+    DEVICE Slot Q(int stage) const {
+        return slot(shape::Q_offset + stage * shape::query_bytes, 2 * shape::key_groups, stage);
+    }
+    DEVICE Slot dO(int stage) const {
+        return slot(shape::dO_offset + stage * shape::query_bytes, 2 * shape::key_groups + cfg::Q_stages, stage);
+    }
+    // Full: it is this thread block's turn to add to dQ. Empty: it has added.
+    DEVICE Slot turn() const { return slot(0, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
+    // They arrive with Q.
+    DEVICE Terms terms(int stage) const { return {base + shape::terms_offset + stage * Terms::bytes}; }
+    // A key group's rows of P and of dS: those of even and of odd steps lie apart.
+    DEVICE uint32 P(int step, int group) const { return base + shape::P_offset + weights(step, group); }
+    DEVICE uint32 dS(int step, int group) const { return base + shape::dS_offset + weights(step, group); }
+
+    DEVICE void init_barriers() const {
+        constexpr int consumer_warps = consumer_threads / warp_threads;
+        for (int group = 0; group < shape::key_groups; ++group) {
+            K(group).init_barriers(consumer_warps);
+            V(group).init_barriers(consumer_warps);
+        }
+        for (int stage = 0; stage < cfg::Q_stages; ++stage)
+            Q(stage).init_barriers(consumer_warps);
+        for (int stage = 0; stage < cfg::dO_stages; ++stage)
+            dO(stage).init_barriers(consumer_warps);
+        turn().init_barriers(consumer_warps);
+        mbarrier_init_fence();
+    }
+
+  private:
+    DEVICE Slot slot(uint32 data_offset, int first_barriers, int index) const {
+        return Slot::at(base + data_offset,
+                        base + shape::barriers_offset + Slot::barrier_pair_bytes * (first_barriers + index));
+    }
+    static DEVICE int weights(int step, int group) {
+        return (step % 2 * shape::key_groups + group) * shape::weight_group_bytes;
+    }
+};

@@ -1,0 +1,210 @@
+"""What follows from a Hopper backward config before anything is compiled: warpgroups, registers, shared memory."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from flashwright.hardware.architectures import architecture
+from flashwright.hardware.units import ELEMENT_BYTES
+from flashwright.kernels.backward.hopper.config import WARPGROUP_ROWS, HopperBackwardKernelConfig
+
+WARPGROUP_THREADS = 128
+PANEL_COLUMNS = 64
+BARRIER_PAIR_BYTES = 16
+WEIGHT_STAGES = 2
+"""Of dS, and of P where it is in shared memory: products read those of a step while the next step's are written."""
+MOST_OPERAND_REGISTERS = 232
+"""Of the 240 that a thread of two consumer warpgroups has: addresses and counters need a few."""
+
+
+class HopperBackwardShapes:
+    """Static shapes of a config; raises `ValueError` ("rule: why") for one that no kernel can be built from."""
+
+    def __init__(self, config: HopperBackwardKernelConfig) -> None:
+        self.config = config
+        self._check_warpgroups()
+        self._check_stages()
+        self._check_shared_memory()
+        self._check_registers()
+
+    def __repr__(self) -> str:
+        return f"HopperBackwardShapes({self.config})"
+
+    # --- Validity --------------------------------------------------------------------------------------------------
+
+    def _check_warpgroups(self) -> None:
+        config = self.config
+        if config.n_consumers % self.key_groups or self.parts not in (1, 2):
+            raise ValueError(
+                f"warpgroups: {config.n_consumers} do not share B_c = {config.B_c} keys; each needs {WARPGROUP_ROWS} of its "
+                "own, or shares them with one other"
+            )
+        if config.d_head % (self.parts * PANEL_COLUMNS):
+            raise ValueError(
+                f"warpgroups: {self.parts} share d_head = {config.d_head} columns of dK and dV; each needs a multiple of "
+                f"{PANEL_COLUMNS}"
+            )
+        row_groups = config.B_r // WARPGROUP_ROWS
+        if config.n_consumers % row_groups or config.d_head % (self.dQ_column_parts * PANEL_COLUMNS):
+            raise ValueError(
+                f"warpgroups: {config.n_consumers} do not share dQ's {config.B_r} rows and {config.d_head} columns; each "
+                f"needs {WARPGROUP_ROWS} rows and a multiple of {PANEL_COLUMNS} columns"
+            )
+        if config.P_in_registers and self.parts != 1:
+            raise ValueError(
+                "P in registers: two warpgroups share the same keys, each with half of the queries; dV needs all of them"
+            )
+
+    def _check_stages(self) -> None:
+        config = self.config
+        if config.Q_stages < 2:
+            raise ValueError("stages: Q_stages is 1; allowed: from 2, as scores of the next Q come before dK of this one")
+        if config.dO_stages < 2 and not config.P_in_registers:
+            raise ValueError(
+                "stages: dO_stages is 1 and P_in_registers is off; allowed: from 2, as dP of the next dO comes before dV of "
+                "this one"
+            )
+
+    def _check_shared_memory(self) -> None:
+        most = architecture("sm_90").shared_bytes_per_block
+        if self.shared_bytes > most:
+            raise ValueError(
+                f"shared memory: {self.config} needs {self.shared_bytes} bytes; a thread block has at most {most}. Choose a "
+                "smaller B_r or B_c, or fewer stages"
+            )
+
+    def _check_registers(self) -> None:
+        most = MOST_OPERAND_REGISTERS + self.consumer_registers - 240
+        if self.operand_registers > most:
+            raise ValueError(
+                f"registers: sums of products of {self.config} take {self.operand_registers} registers of a thread; allowed: "
+                f"up to {most}. Choose a smaller B_r, or more consumers"
+            )
+
+    # --- Warpgroups ------------------------------------------------------------------------------------------------
+
+    @property
+    def threads(self) -> int:
+        return (self.config.n_consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def key_groups(self) -> int:
+        return self.config.B_c // WARPGROUP_ROWS
+
+    @property
+    def parts(self) -> int:
+        """Warpgroups that share the same keys: queries of S and dP, columns of dK and dV."""
+        return self.config.n_consumers // self.key_groups
+
+    @property
+    def dQ_threads(self) -> int:
+        """That share a block of dQ."""
+        return self.config.n_consumers * WARPGROUP_THREADS
+
+    @property
+    def dQ_group_warps(self) -> int:
+        """Warps that stand along its rows before the next ones go along its columns."""
+        return 4
+
+    @property
+    def dQ_column_parts(self) -> int:
+        return max(1, self.config.n_consumers // (self.config.B_r // WARPGROUP_ROWS))
+
+    # --- Registers of a thread -------------------------------------------------------------------------------------
+
+    @property
+    def producer_registers(self) -> int:
+        return 32 if self.config.n_consumers == 3 else 24
+
+    @property
+    def consumer_registers(self) -> int:
+        return {1: 240, 2: 240, 3: 160}[self.config.n_consumers]
+
+    @property
+    def score_registers(self) -> int:
+        """Of S, and again of dP."""
+        return self.config.B_r // self.parts // 2
+
+    @property
+    def gradient_registers(self) -> int:
+        """Of dK, and again of dV."""
+        return self.config.d_head // self.parts // 2
+
+    @property
+    def dQ_registers(self) -> int:
+        return self.config.d_head // self.dQ_column_parts // 2
+
+    @property
+    def operand_registers(self) -> int:
+        """All at once: S and dP of the next step are computed together with dK and dQ of this one."""
+        return 2 * self.score_registers + 2 * self.gradient_registers + self.dQ_registers
+
+    # --- Shared memory ---------------------------------------------------------------------------------------------
+
+    @property
+    def panels(self) -> int:
+        """Stretches of 64 columns in which a tile lies in shared memory."""
+        return self.config.d_head // PANEL_COLUMNS
+
+    @property
+    def key_group_bytes(self) -> int:
+        """Of 64 rows of K or V."""
+        return WARPGROUP_ROWS * self.config.d_head * ELEMENT_BYTES
+
+    @property
+    def query_bytes(self) -> int:
+        """Of a stage of Q or dO."""
+        return self.config.B_r * self.config.d_head * ELEMENT_BYTES
+
+    @property
+    def weight_group_bytes(self) -> int:
+        """Of 64 rows of P or dS."""
+        return WARPGROUP_ROWS * self.config.B_r * ELEMENT_BYTES
+
+    @property
+    def terms_bytes(self) -> int:
+        """Of a stage of what is known of each row of Q: two fp32 numbers."""
+        return 8 * self.config.B_r
+
+    @property
+    def K_offset(self) -> int:
+        return 0
+
+    @property
+    def V_offset(self) -> int:
+        return self.key_groups * self.key_group_bytes
+
+    @property
+    def Q_offset(self) -> int:
+        return 2 * self.key_groups * self.key_group_bytes
+
+    @property
+    def dO_offset(self) -> int:
+        return self.Q_offset + self.config.Q_stages * self.query_bytes
+
+    @property
+    def dS_offset(self) -> int:
+        return self.dO_offset + self.config.dO_stages * self.query_bytes
+
+    @property
+    def P_offset(self) -> int:
+        return self.dS_offset + WEIGHT_STAGES * self.key_groups * self.weight_group_bytes
+
+    @property
+    def terms_offset(self) -> int:
+        return self.P_offset + (
+            0 if self.config.P_in_registers else WEIGHT_STAGES * self.key_groups * self.weight_group_bytes
+        )
+
+    @property
+    def barriers_offset(self) -> int:
+        return self.terms_offset + self.config.Q_stages * self.terms_bytes
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        pairs = 2 * self.key_groups + self.config.Q_stages + self.config.dO_stages + 1
+        return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
+
+    @property
+    def P_in_registers(self) -> bool:
+        return self.config.P_in_registers
