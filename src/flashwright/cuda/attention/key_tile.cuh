@@ -10,9 +10,9 @@ struct KeyTile {
 
 // The tile of a thread block. Those of one head and batch are neighbours, so that they share Q and dO in the cache. Where
 // they add to dQ in order, few of one head and batch are under way at a time, and those of later keys begin first.
-template <bool ordered> DEVICE KeyTile key_tile_of_block(const BackwardArguments &args) {
+template <bool ordered> DEVICE KeyTile key_tile_of_block(const BackwardArguments &args, int block) {
     const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    const int pairs = heads * args.forward.batches, block = blockIdx.x;
+    const int pairs = heads * args.forward.batches;
     const int pair = ordered ? block % pairs : block / args.kv_blocks;
     const int kv_block = ordered ? args.kv_blocks - 1 - block / pairs : block % args.kv_blocks;
     return {kv_block, pair % heads, pair / heads};

@@ -18,15 +18,13 @@ template <int rows> struct RowTerms {
     DEVICE Pair dot(int row) const { return load_shared_8B(shared + array_bytes + row * sizeof(float)); }
 };
 
+// `scale_log2` turns scores into powers of two; `capping_scale` is that of `Scores`.
 struct ScoreGradients {
-    const Window &window;
-    float scale_log2;    // scores times this are powers of two
-    float capping_scale; // as of `Scores`
-
     // Turns scores S into probabilities. The columns' queries begin with row `first_row` of the terms. Capped scores stay
     // as they are: the slope of the cap is needed beside them.
     template <int rows, int row_tiles, int column_tiles>
-    DEVICE void exponentiate(float (&S)[row_tiles][column_tiles][4], const RowTerms<rows> &terms, int first_row) const {
+    static DEVICE void exponentiate(float (&S)[row_tiles][column_tiles][4], const RowTerms<rows> &terms, int first_row,
+                                    float scale_log2) {
         if constexpr (!variant::softcaps)
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n) {
@@ -41,8 +39,9 @@ struct ScoreGradients {
 
     // Turns gradients of probabilities into those of scores, but for the scale.
     template <int rows, int row_tiles, int column_tiles>
-    DEVICE void differentiate(float (&P)[row_tiles][column_tiles][4], float (&dP)[row_tiles][column_tiles][4],
-                              const RowTerms<rows> &terms, int first_row) const {
+    static DEVICE void differentiate(float (&P)[row_tiles][column_tiles][4], float (&dP)[row_tiles][column_tiles][4],
+                                     const RowTerms<rows> &terms, int first_row, float scale_log2,
+                                     float capping_scale) {
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n) {
             const int row = first_row + mma_columns * n + accumulator_column();
@@ -53,7 +52,7 @@ struct ScoreGradients {
                 for (int i = 0; i < accumulator_values; ++i) {
                     float slope = 1;
                     if constexpr (variant::softcaps) {
-                        slope = cap(P[m][n][i]);
+                        slope = cap(P[m][n][i], capping_scale);
                         P[m][n][i] = exp2_approx(P[m][n][i] * scale_log2 - lse.values[i % 2]);
                     }
                     dP[m][n][i] = P[m][n][i] * (dP[m][n][i] - dot.values[i % 2]) * slope;
@@ -64,10 +63,10 @@ struct ScoreGradients {
     // Sets P and dS to zero where a query does not attend to a key, in the warps that have any such. A warp's rows start
     // at `first_key`, its columns at `first_query`.
     template <int row_tiles, int column_tiles>
-    DEVICE void mask(float (&P)[row_tiles][column_tiles][4], float (&dS)[row_tiles][column_tiles][4], int first_key,
-                     int first_query) const {
+    static DEVICE void mask(float (&P)[row_tiles][column_tiles][4], float (&dS)[row_tiles][column_tiles][4],
+                            const Window &window, int first_key, int first_query) {
         constexpr int keys = mma_rows * row_tiles, queries = mma_columns * column_tiles;
-        const bool cut_right = first_query < first_row(first_key + keys - 1);
+        const bool cut_right = first_query < first_row(window, first_key + keys - 1);
         const bool cut_left = variant::masks_left && first_query + queries - 1 > first_key - window.left;
         if (!cut_right && !cut_left)
             return;
@@ -77,7 +76,7 @@ struct ScoreGradients {
             for (int half = 0; half < halves; ++half) {
                 const int key = first_key + accumulator_row(m, half);
                 // Relative to this lane's first column, so that comparisons are with constants.
-                const int first = first_row(key) - first_query - accumulator_column();
+                const int first = first_row(window, key) - first_query - accumulator_column();
                 const int last = key - window.left - first_query - accumulator_column();
 #pragma unroll
                 for (int n = 0; n < column_tiles; ++n)
@@ -92,13 +91,13 @@ struct ScoreGradients {
 
   private:
     // The first row that attends to a key; none does to keys behind the last.
-    DEVICE int first_row(int key) const {
+    static DEVICE int first_row(const Window &window, int key) {
         constexpr int none = 0x7fffffff / 2;
         return key >= window.kv_length ? none : variant::masks_right ? key - window.right : -none;
     }
 
     // Caps a score, as the forward did; returns the slope of the cap there, 1 - tanh².
-    DEVICE float cap(float &score) const {
+    static DEVICE float cap(float &score, float capping_scale) {
         score = 1 - 2 * reciprocal_approx(1 + exp2_approx(score * capping_scale));
         return 1 - score * score;
     }

@@ -151,7 +151,7 @@ struct Warp {
 };
 
 // One block of queries.
-DEVICE void query_step(Warp &warp, const Queries &queries, const ScoreGradients &gradients, int step, int steps) {
+DEVICE void query_step(Warp &warp, const Queries &queries, int step, int steps) {
     const BackwardArguments &args = queries.args;
     const Work &work = queries.work;
     const SharedMemory &shared = warp.shared;
@@ -170,19 +170,22 @@ DEVICE void query_step(Warp &warp, const Queries &queries, const ScoreGradients 
     warp.scores(S, shared.K(), shared.Q(step));   // @product S
     warp.scores(dP, shared.V(), shared.dO(step)); // @product dP
     const Terms terms = shared.terms(step);
-    gradients.exponentiate(S, terms, warp.part * queries_per_part);      // @phase gradients of scores
-    gradients.differentiate(S, dP, terms, warp.part * queries_per_part); // @phase gradients of scores
+    const float scale_log2 = args.forward.softmax_scale * log2_e;
+    const int first_query = warp.part * queries_per_part;
+    ScoreGradients::exponentiate(S, terms, first_query, scale_log2); // @phase gradients of scores
+    ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2,
+                                  args.forward.capping_scale); // @phase gradients of scores
     if (at.block < work.queries.plain_begin || at.block >= work.queries.plain_end)
-        gradients.mask(S, dP, work.first_key + warp.first_key, at.first_row + warp.part * queries_per_part);
+        ScoreGradients::mask(S, dP, work.window, work.first_key + warp.first_key, at.first_row + first_query);
 
     Weights P, dS;
     round_to_operand<cfg::dtype>(P, S);
     round_to_operand<cfg::dtype>(dS, dP);
-    store_weights(shared.dS(), warp.first_key, warp.part * queries_per_part, dS);
+    store_weights(shared.dS(), warp.first_key, first_query, dS);
     if constexpr (shape::weights_in_registers) {
         warp.gradient(warp.dV, P, 0, shared.dO(step)); // @product dV
     } else {
-        store_weights(shared.P(), warp.first_key, warp.part * queries_per_part, P);
+        store_weights(shared.P(), warp.first_key, first_query, P);
     }
     // After this barrier dS, and P if it is there, is visible to all warps. Where P is in registers, every warp has
     // finished with dO.
@@ -220,7 +223,6 @@ DEVICE void query_step(Warp &warp, const Queries &queries, const ScoreGradients 
 
 DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemory shared) {
     const Queries queries{args, work, shared};
-    const ScoreGradients gradients{work.window, args.forward.softmax_scale * log2_e, args.forward.capping_scale};
     Warp warp{shared};
     const int steps = work.steps(args);
     if (steps > 0) {
@@ -236,7 +238,7 @@ DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemor
         queries.start_dO_copy(0);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step)
-            query_step(warp, queries, gradients, step, steps);
+            query_step(warp, queries, step, steps);
     }
 #pragma unroll
     for (int m = 0; m < shape::row_tiles; ++m)
@@ -250,7 +252,7 @@ template <AmpereBackwardKernelConfig>
 __global__ void __launch_bounds__(shape::threads)
     ampere_backward_kernel(const __grid_constant__ BackwardArguments args) {
     extern __shared__ __align__(bank_line_bytes) char shared_memory[];
-    const Work work(args, key_tile_of_block<cfg::ordered>(args));
+    const Work work(args, key_tile_of_block<cfg::ordered>(args, blockIdx.x));
     if (work.exists())
         compute(args, work, SharedMemory{shared_address(shared_memory)});
 }

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
     const HopperArguments args{Q, K, V, dO, backward};
     extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
-    const Work work(backward, key_tile_of_block<cfg::ordered>(backward));
+    const Work work(backward, key_tile_of_block<cfg::ordered>(backward, blockIdx.x));
     if (!work.exists())
         return;
     if (threadIdx.x == 0)
@@ -34,6 +34,6 @@ __global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
         }
     } else {
         take_registers<shape::consumer_registers>();
-        Consumer{args, work, shared}.run();
+        Consumer{args, shared}.run();
     }
 }

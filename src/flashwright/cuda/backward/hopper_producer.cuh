@@ -21,6 +21,10 @@ DEVICE void produce(const HopperArguments &args, const Work &work, const SharedM
         slot.wait_until_empty(Q_place.lap); // @operand Q
         const Terms terms = shared.terms(Q_place.stage);
         const int64 row = padded_row<cfg::B_r>(backward, work.sequence, at.head, work.tile.batch) + at.first_row;
+        const bool masked = at.block < work.queries.plain_begin || at.block >= work.queries.plain_end;
+        const int rows = min(work.sequence.q_length - at.first_row, cfg::B_r);
+        // The arrival that announces the copies makes the note visible too.
+        StepNote{at.first_row, rows, masked, backward.dQ_sums + row * cfg::d_head}.write(shared.note(step));
         fill<cfg::B_r, shape::panels, Terms::bytes>(slot, args.Q, work.sequence.q_start + at.first_row, at.head,
                                                     batch); // @operand Q
         bulk_copy_bytes(terms.shared, backward.row_lse + row, slot.full, Terms::array_bytes);

@@ -26,6 +26,26 @@ using QPlace = RingPlace<cfg::Q_stages>;
 using dOPlace = RingPlace<cfg::dO_stages>;
 using TurnPlace = RingPlace<1>;
 
+// What the producer knows of a step, so that the consumers need no registers for it.
+struct StepNote {
+    int first_row; // of the block of queries, in its sequence
+    int rows;      // of the block, as far as they exist
+    bool masked;   // some of its rows do not attend to some of the keys
+    float *dQ_sums;
+
+    static constexpr int bytes = sizeof(Vector16B);
+
+    DEVICE void write(uint32 shared) const {
+        const uint64 sums = (uint64)dQ_sums;
+        store_shared_16B(shared, {(uint32)first_row, (uint32)rows | (uint32)masked << 16, (uint32)sums, (uint32)(sums >> 32)});
+    }
+    static DEVICE StepNote read(uint32 shared) {
+        const Vector16B v = load_shared_16B(shared);
+        return {(int)v.words[0], (int)(v.words[1] & 0xffff), v.words[1] >> 16 != 0,
+                (float *)(v.words[2] | (uint64)v.words[3] << 32)};
+    }
+};
+
 struct SharedMemory {
     uint32 base;
 
@@ -44,6 +64,10 @@ struct SharedMemory {
     DEVICE Slot turn() const { return slot(0, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
     // They arrive with Q.
     DEVICE Terms terms(int stage) const { return {base + shape::terms_offset + stage * Terms::bytes}; }
+    // Visible when Q is full, and kept for as long again as Q: dQ comes when Q has been given back.
+    DEVICE uint32 note(int step) const {
+        return base + shape::notes_offset + step % (2 * cfg::Q_stages) * StepNote::bytes;
+    }
     // A key group's rows of P and of dS: those of even and of odd steps lie apart.
     DEVICE uint32 P(int step, int group) const { return base + shape::P_offset + weights(step, group); }
     DEVICE uint32 dS(int step, int group) const { return base + shape::dS_offset + weights(step, group); }

@@ -9,6 +9,9 @@ template <int stages> struct RingPlace {
     int stage = 0;
     uint32 lap = 0;
 
+    // After so many advances: found again where registers are too few to keep it.
+    static DEVICE RingPlace after(int steps) { return {steps % stages, (uint32)(steps / stages % 2)}; }
+
     DEVICE void advance() {
         if (++stage == stages) {
             stage = 0;

@@ -11,6 +11,8 @@ from flashwright.kernels.backward.hopper.config import WARPGROUP_ROWS, HopperBac
 WARPGROUP_THREADS = 128
 PANEL_COLUMNS = 64
 BARRIER_PAIR_BYTES = 16
+NOTE_BYTES = 16
+"""Of what the producer tells the consumers of a step."""
 WEIGHT_STAGES = 2
 """Of dS, and of P where it is in shared memory: products read those of a step while the next step's are written."""
 MOST_OPERAND_REGISTERS = 232
@@ -136,8 +138,9 @@ class HopperBackwardShapes:
 
     @property
     def operand_registers(self) -> int:
-        """All at once: S and dP of the next step are computed together with dK and dQ of this one."""
-        return 2 * self.score_registers + 2 * self.gradient_registers + self.dQ_registers
+        """All at once: dK and dV, with S and dP or with dQ and P."""
+        P = self.score_registers // 2 if self.config.P_in_registers else 0
+        return 2 * self.gradient_registers + max(2 * self.score_registers, self.dQ_registers + P)
 
     # --- Shared memory ---------------------------------------------------------------------------------------------
 
@@ -197,8 +200,12 @@ class HopperBackwardShapes:
         )
 
     @property
-    def barriers_offset(self) -> int:
+    def notes_offset(self) -> int:
         return self.terms_offset + self.config.Q_stages * self.terms_bytes
+
+    @property
+    def barriers_offset(self) -> int:
+        return self.notes_offset + 2 * self.config.Q_stages * NOTE_BYTES
 
     @cached_property
     def shared_bytes(self) -> int:
