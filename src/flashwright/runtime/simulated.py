@@ -11,6 +11,7 @@ import numpy as np
 from flashwright.compiler.kernel import Kernel
 from flashwright.hardware.tensor_map import TensorMap
 from flashwright.kernels.backward.launch import DQ, ROWS, BackwardLaunch, scratch_for
+from flashwright.kernels.decode.launch import CacheView, DecodeLaunch, decode_scratch
 from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.forward.launch import PackedSequences
 from flashwright.kernels.launch import Grid
@@ -170,6 +171,90 @@ def simulate_backward(
     for array, tensor in zip(gradients, tensors[5:], strict=True):
         _memory_of(array)[...] = gpu.to_host(tensor.address)
     return BackwardSimulation(*gradients, own, {ROWS: before, DQ: after})
+
+
+def simulate_decode(
+    config: KernelConfig | str,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    kv_lengths: np.ndarray | None = None,
+    kv_begins: np.ndarray | None = None,
+    cache_index: np.ndarray | None = None,
+    page_table: np.ndarray | None = None,
+    q_starts: np.ndarray | None = None,
+    max_q_length: int = 0,
+    options: AttentionOptions | None = None,
+    return_lse: bool = False,
+    split_units: int = 0,
+    multiprocessors: int = SIMULATED_MULTIPROCESSORS,
+    arch: str = OLDEST,
+    check_hazards: bool = True,
+    launches: int = 1,
+    **launch_options: Any,
+) -> ForwardSimulation:
+    """Attention of (batch, heads, rows, head_dim) queries to a cache of keys and values; of the last of so many equal
+    launches."""
+    from flashwright.simulator.gpu import SimulatedGPU
+
+    known = as_config(config)
+    family = family_of(known)
+    arch = family.target(arch)
+    gpu = SimulatedGPU(arch)
+    output = _nans_like(q)
+    lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
+    tensors = [_upload(gpu, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", output))]
+
+    def place(numbers: np.ndarray | None) -> int:
+        return 0 if numbers is None else gpu.to_device(np.ascontiguousarray(numbers, np.int32))
+
+    if q_starts is not None:
+        sequences = len(q_starts) - 1
+    else:
+        sequences = q.shape[0]
+    cache = CacheView(
+        sequences,
+        kv_lengths=place(kv_lengths),
+        kv_begins=place(kv_begins),
+        cache_index=place(cache_index),
+        page_table=place(page_table),
+        pages_per_sequence=0 if page_table is None else page_table.shape[1],
+        page_table_stride=0 if page_table is None else page_table.shape[1],
+        q_starts=place(q_starts),
+        max_q_length=max_q_length,
+    )
+    scratch = decode_scratch(
+        known, tensors[0], tensors[1], cache, multiprocessors=multiprocessors, split_units=split_units
+    )
+    memory = np.full(scratch.total // 4, np.nan, np.float32)
+    memory[: scratch.partial_O // 4] = 0  # the arrivals
+    lse_address = 0 if lse is None else gpu.to_device(lse)
+    launch: DecodeLaunch = family.launch(
+        known,
+        *tensors,
+        cache=cache,
+        scratch_address=gpu.to_device(memory),
+        multiprocessors=multiprocessors,
+        options=options or AttentionOptions(),
+        lse_address=lse_address,
+        split_units=split_units,
+    )
+    kernel = compile_kernel(known, arch, launch.variant)
+    module = gpu.load(kernel.ptx)
+    for _ in range(launches):
+        run = module.launch(
+            kernel.name,
+            grid=launch.grid,
+            block=(kernel.threads, 1, 1),
+            shared_bytes=kernel.shared_bytes,
+            args=[bytes(p) for p in launch.parameters],
+            registers=kernel.registers,
+            check_hazards=check_hazards,
+            **launch_options,
+        )
+    _memory_of(output)[...] = gpu.to_host(tensors[3].address)
+    return ForwardSimulation(output, None if lse is None else gpu.to_host(lse_address), run)
 
 
 def _upload(gpu: SimulatedGPU, name: str, array: np.ndarray) -> DeviceTensor:

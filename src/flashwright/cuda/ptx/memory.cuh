@@ -54,3 +54,7 @@ DEVICE Pair load_shared_8B(uint32 shared) {
                  : "memory");
     return pair;
 }
+
+DEVICE void store_shared_8B(uint32 shared, Pair pair) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(pair.values[0]), "f"(pair.values[1]) : "memory");
+}

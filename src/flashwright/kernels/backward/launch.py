@@ -103,9 +103,7 @@ class BackwardLaunch:
         return (*self.tensor_maps, self.arguments)
 
 
-def scratch_for(
-    config: Blocking, q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None = None
-) -> Scratch:
+def scratch_for(config: Blocking, q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None = None) -> Scratch:
     return Scratch.of(config, _sizes(q, k, packed), packed_rows=q.shape[2] if packed else None)
 
 
@@ -156,9 +154,7 @@ def backward_launch(
         forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
         *(TensorView(t.address, *t.strides[:3]) for t in (do, dq, dk, dv)),
         dlse=dlse_address,
-        **{
-            name: scratch_address + getattr(scratch, name) for name in ("row_lse", "row_dot", "dQ_sums", "turns")
-        },
+        **{name: scratch_address + getattr(scratch, name) for name in ("row_lse", "row_dot", "dQ_sums", "turns")},
         padded_rows=scratch.padded_rows,
         kv_blocks=kv_blocks,
         gradient_scale=options.scale_of(q.shape[3]),

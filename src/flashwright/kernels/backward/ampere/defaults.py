@@ -23,7 +23,9 @@ def ampere_backward_default(occasion: Occasion) -> AmpereBackwardKernelConfig:
     most = _SHARED_BYTES_OF_SMALL_GPUS
     if occasion.gpu is None or occasion.gpu.shared_bytes_per_sm > 128 * 1024:
         most = 163 * 1024
-    configs = [AmpereBackwardKernelConfig(occasion.dtype, occasion.d_head, *shape) for shape in _SHAPES[occasion.d_head]]
+    configs = [
+        AmpereBackwardKernelConfig(occasion.dtype, occasion.d_head, *shape) for shape in _SHAPES[occasion.d_head]
+    ]
     fitting = [config for config in configs if AmpereBackwardShapes(config).shared_bytes <= most]
     return fitting[0] if fitting else configs[-1]
 

@@ -60,7 +60,9 @@ class HopperBackwardShapes:
     def _check_stages(self) -> None:
         config = self.config
         if config.Q_stages < 2:
-            raise ValueError("stages: Q_stages is 1; allowed: from 2, as scores of the next Q come before dK of this one")
+            raise ValueError(
+                "stages: Q_stages is 1; allowed: from 2, as scores of the next Q come before dK of this one"
+            )
         if config.dO_stages < 2 and not config.P_in_registers:
             raise ValueError(
                 "stages: dO_stages is 1 and P_in_registers is off; allowed: from 2, as dP of the next dO comes before dV of "

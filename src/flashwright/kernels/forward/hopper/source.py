@@ -18,6 +18,7 @@ from flashwright.kernels.source import (
 from flashwright.kernels.wgmma_products import PRODUCTS_HEADER, Product, wgmma_products
 from flashwright.problem.variant import PLAIN, AttentionVariant
 
+
 def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVariant = PLAIN) -> KernelSource:
     """The forward kernel of a config; raises `ValueError` for a config no kernel can be built from."""
     shapes = HopperTileShapes(config)

@@ -1,0 +1,55 @@
+// What a launch passes to the decode kernels, by value. `kernels/decode/launch.py` packs the same struct.
+#pragma once
+#include "attention/sequences.cuh"
+
+struct DecodeArguments {
+    // K and V are a cache: its batch dimension counts sequences or pages, `kv_length` is the most keys of a sequence.
+    ForwardArguments forward;
+    const int *kv_lengths;  // of each sequence, from the beginning of its cache; null: `kv_length` of all
+    const int *kv_begins;   // the first key of each; null: the first of its cache
+    const int *cache_index; // which of the cache's sequences each one has; null: its own
+    const int *page_table;  // the pages of each sequence, in order; null: the cache is not paged
+    int64 page_table_stride;
+    int page_rows, cache_size; // keys of a page; sequences or pages of the cache
+    int row_tiles;             // of the most rows that a sequence has
+    int split_units;           // every split has so many units, whatever else is computed; 0: splits are balanced
+    // Partial results: rows of O in fp32, not divided by their sums; maxima and sums of rows; how many of an item's
+    // segments have arrived.
+    float *partial_O, *partial_terms;
+    int *arrivals;
+};
+
+// A sequence: its rows in Q, and its keys [kv_begin, kv_end) in the cache. No length, however wrong, leads out of either.
+struct CachedSequence {
+    int64 q_start;
+    int q_length, kv_begin, kv_end, cache;
+    const int *pages;
+
+    DEVICE CachedSequence(const DecodeArguments &args, int batch)
+        : q_start(0), q_length(args.forward.q_length), kv_begin(0), kv_end(args.forward.kv_length), cache(batch),
+          pages(nullptr) {
+        if constexpr (variant::variable_lengths) {
+            const int first = clamp(args.forward.q_starts[batch], 0, args.forward.q_length);
+            q_length = clamp(args.forward.q_starts[batch + 1], first, args.forward.q_length) - first;
+            q_start = first;
+        }
+        if (args.kv_lengths)
+            kv_end = clamp(args.kv_lengths[batch], 0, args.forward.kv_length);
+        if (args.kv_begins)
+            kv_begin = clamp(args.kv_begins[batch], 0, kv_end);
+        if (args.cache_index)
+            cache = clamp(args.cache_index[batch], 0, args.cache_size - 1);
+        if (args.page_table)
+            pages = args.page_table + cache * args.page_table_stride;
+    }
+
+    // The row of a cache that holds a key, for one head.
+    DEVICE const char *row(const DecodeArguments &args, const TensorView &tensor, int head, int key) const {
+        int index = cache;
+        if (pages) {
+            index = clamp(pages[key / args.page_rows], 0, args.cache_size - 1);
+            key %= args.page_rows;
+        }
+        return head_start(tensor, index, head) + key * tensor.row_stride * element_bytes;
+    }
+};

@@ -1,0 +1,116 @@
+// What there is to do, and which thread block does what of it.
+//
+// An item is a tile of packed rows of one sequence and one head of K and V: the rows of all heads of Q that share the
+// head, one query after the other. Its keys are visited in units; a split is one unit, or a fixed number of them. All
+// splits of all items stand in one line, of which every thread block has an equal share. A thread block's part of an item
+// is a segment. An item with several segments is combined by whoever arrives last.
+//
+// Lengths are read here, on the device: a captured launch stays right, and balanced, as caches grow.
+#pragma once
+#include "attention/decode_arguments.cuh"
+#include "attention/ranges.cuh"
+#include "ptx/shuffle.cuh"
+
+struct Item {
+    int pair, head; // of (sequence, row tile) pairs; of K and V
+    CachedSequence sequence;
+    int first_row, rows; // packed rows of the tile, and how many there are from the first to the sequence's last
+    Window window;       // of keys counted from `kv_begin`
+    int first_unit, units;
+
+    DEVICE Item(const DecodeArguments &args, int pair, int head)
+        : pair(pair), head(head), sequence(args, batch(args)), first_row(pair % args.row_tiles * cfg::B_r),
+          rows(sequence.q_length * group(args) - first_row),
+          window(args.forward.window_left, args.forward.window_right, args.forward.align_bottom_right, sequence.q_length,
+                 sequence.kv_end - sequence.kv_begin) {
+        const int last_packed = min(first_row + cfg::B_r, sequence.q_length * group(args)) - 1;
+        const int first_key = sequence.kv_begin + window.first_key(first_row / group(args));
+        const int last_key = sequence.kv_begin + window.last_key(last_packed / group(args));
+        first_unit = first_key / shape::unit_keys;
+        // An item without keys has a unit too: its rows are written.
+        units = rows <= 0 ? 0 : max(1, last_key / shape::unit_keys + 1 - first_unit);
+    }
+
+    DEVICE int batch(const DecodeArguments &args) const { return pair / args.row_tiles; }
+    static DEVICE int group(const DecodeArguments &args) {
+        return variant::grouped_heads ? args.forward.q_heads_per_kv_head : 1;
+    }
+    DEVICE int splits(const DecodeArguments &args) const {
+        return args.split_units ? ceil_div(units, args.split_units) : units;
+    }
+
+    // The row of a tensor of Q's shape that belongs to a packed row of the tile.
+    DEVICE int query(const DecodeArguments &args, int row) const { return (first_row + row) / group(args); }
+    DEVICE int q_head(const DecodeArguments &args, int row) const {
+        return head * group(args) + (first_row + row) % group(args);
+    }
+    DEVICE char *row_of(const DecodeArguments &args, const TensorView &tensor, int row) const {
+        return head_start(tensor, variant::variable_lengths ? 0 : batch(args), q_head(args, row)) +
+               (sequence.q_start + query(args, row)) * tensor.row_stride * element_bytes;
+    }
+};
+
+// The line of all splits, and a thread block's share of it.
+struct Line {
+    int64 total;
+
+    DEVICE int64 begin(int block) const { return total * block / gridDim.x; }
+    // The thread block that has a split; of several that begin with it, the last, which is not empty.
+    DEVICE int block_of(int64 split) const { return ((split + 1) * gridDim.x - 1) / total; }
+};
+
+// Where a thread block begins.
+struct Start {
+    Line line;
+    int pair;          // which has its first split
+    int64 first_split; // of that pair, in the line
+};
+
+// All threads find it together, each with some of the pairs.
+template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
+    constexpr int warps = threads / warp_threads;
+    __shared__ int64 of_warps[warps], first_split;
+    __shared__ int first_pair;
+    const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
+    const int pairs = args.forward.batches * args.row_tiles, per_thread = ceil_div(pairs, threads);
+    const int first = min((int)threadIdx.x * per_thread, pairs), last = min(first + per_thread, pairs);
+    int64 own = 0;
+    for (int pair = first; pair < last; ++pair)
+        own += (int64)Item(args, pair, 0).splits(args) * heads;
+
+    // The sum of all threads up to this one: within the warp, then over the warps before.
+    int64 up_to = own;
+#pragma unroll
+    for (int distance = 1; distance < warp_threads; distance *= 2) {
+        const int64 below = __shfl_up_sync(all_lanes, up_to, distance);
+        if (lane_index() >= distance)
+            up_to += below;
+    }
+    if (lane_index() == warp_threads - 1)
+        of_warps[threadIdx.x / warp_threads] = up_to;
+    __syncthreads(); // the warps' sums are there
+    int64 total = 0;
+#pragma unroll
+    for (int warp = 0; warp < warps; ++warp) {
+        if (warp < (int)threadIdx.x / warp_threads)
+            up_to += of_warps[warp];
+        total += of_warps[warp];
+    }
+    const Line line{total};
+    const int64 wanted = line.begin(blockIdx.x);
+    if (wanted == line.begin(blockIdx.x + 1)) // the same for all threads
+        return {line, 0, wanted};
+    int64 split = up_to - own;
+    if (split <= wanted && wanted < up_to)
+        for (int pair = first; pair < last; ++pair) {
+            const int64 splits = (int64)Item(args, pair, 0).splits(args) * heads;
+            if (wanted < split + splits) {
+                first_pair = pair;
+                first_split = split;
+                break;
+            }
+            split += splits;
+        }
+    __syncthreads(); // the one thread that found it has written it
+    return {line, first_pair, first_split};
+}

@@ -1,0 +1,1 @@
+"""Attention of few query rows to long caches of keys and values."""

@@ -1,0 +1,222 @@
+"""What a launch of a decode kernel is given, checked and packed; the same for a GPU and for the simulator."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Protocol
+
+from flashwright.kernels.forward.launch import NO_OPTIONS, ForwardArguments, forward_arguments, forward_variant
+from flashwright.kernels.launch import Blocking, Grid, LaunchRules, Sizes
+from flashwright.kernels.operation import Operation
+from flashwright.kernels.tensors import DeviceTensor, check_layout
+from flashwright.problem.lengths import MAX_LENGTH
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.variant import AttentionVariant
+
+PAGE_STEP = 16
+"""Pages have a multiple of so many keys."""
+
+
+class DecodeArguments(ctypes.Structure):
+    """`DecodeArguments` of decode_arguments.cuh."""
+
+    _fields_ = (
+        ("forward", ForwardArguments),
+        ("kv_lengths", ctypes.c_uint64),
+        ("kv_begins", ctypes.c_uint64),
+        ("cache_index", ctypes.c_uint64),
+        ("page_table", ctypes.c_uint64),
+        ("page_table_stride", ctypes.c_int64),
+        ("page_rows", ctypes.c_int32),
+        ("cache_size", ctypes.c_int32),
+        ("row_tiles", ctypes.c_int32),
+        ("split_units", ctypes.c_int32),
+        ("partial_O", ctypes.c_uint64),
+        ("partial_terms", ctypes.c_uint64),
+        ("arrivals", ctypes.c_uint64),
+    )
+
+
+class Splitting(Blocking, Protocol):
+    """What a launch depends on of a config: B_r packed rows a tile, B_c keys a unit."""
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """Which keys each sequence has in a cache, as far as they are known to the host. Addresses are of int32 arrays on the
+    device; 0: there is none."""
+
+    sequences: int
+    kv_lengths: int = 0
+    """Of each sequence; all that the cache holds, if there is none."""
+    kv_begins: int = 0
+    """The first key of each."""
+    cache_index: int = 0
+    """Which of the cache's sequences each one has."""
+    page_table: int = 0
+    """(sequences, pages of the longest) numbers of pages; the cache's batch dimension counts pages, its rows are a page's."""
+    pages_per_sequence: int = 0
+    page_table_stride: int = 0
+    q_starts: int = 0
+    """Where each sequence begins in a q of batch 1, sequences + 1 of them; dense, if there is none."""
+    max_q_length: int = 0
+    """Of ragged sequences."""
+
+
+@dataclass(frozen=True)
+class DecodeScratch:
+    """Memory that a decode works in, in bytes from its beginning. The arrivals must be zero before the first launch; every
+    launch leaves them so."""
+
+    arrivals: int
+    partial_O: int
+    partial_terms: int
+    total: int
+
+    ALIGNMENT = 256
+
+    @classmethod
+    def of(cls, config: Splitting, items: int, slots: int) -> DecodeScratch:
+        def aligned(size: int) -> int:
+            return -(-size // cls.ALIGNMENT) * cls.ALIGNMENT
+
+        arrivals = aligned(4 * items)
+        O = aligned(4 * slots * config.B_r * config.d_head)
+        return cls(0, arrivals, arrivals + O, arrivals + O + aligned(8 * slots * config.B_r))
+
+
+@dataclass(frozen=True)
+class DecodeLaunch:
+    variant: AttentionVariant
+    grid: Grid
+    arguments: DecodeArguments
+
+    @property
+    def parameters(self) -> tuple[ctypes.Structure, ...]:
+        return (self.arguments,)
+
+
+def decode_scratch(
+    config: Splitting,
+    q: DeviceTensor,
+    k: DeviceTensor,
+    cache: CacheView,
+    *,
+    multiprocessors: int,
+    split_units: int = 0,
+) -> DecodeScratch:
+    tiles, items = _items(config, q, k, cache)
+    slots = 2 * multiprocessors
+    if split_units:
+        units = -(-_capacity(k, cache) // config.B_c) + 1  # a window may begin within a unit
+        slots = items * -(-units // split_units)
+    return DecodeScratch.of(config, items, slots)
+
+
+def decode_launch(
+    rules: LaunchRules,
+    config: Splitting,
+    q: DeviceTensor,
+    k: DeviceTensor,
+    v: DeviceTensor,
+    o: DeviceTensor,
+    *,
+    cache: CacheView,
+    scratch_address: int,
+    multiprocessors: int,
+    options: AttentionOptions = NO_OPTIONS,
+    lse_address: int = 0,
+    split_units: int = 0,
+) -> DecodeLaunch:
+    """How to compute `o` from `q` and a cache of keys and values, all checked here."""
+    _check(config, q, k, v, o, cache)
+    for tensor in (q, k, v, o):
+        check_layout(tensor)
+    options.check()
+    variant = forward_variant(
+        config,
+        options,
+        head_dim=q.shape[3],
+        grouped_heads=q.shape[1] != k.shape[1],
+        packed=cache.q_starts != 0,
+        returns_lse=lse_address != 0,
+    )
+    sizes = Sizes(cache.sequences, q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+    forward = forward_arguments(config, q, k, v, o, sizes, options, lse_address, None)
+    forward.kv_length = _capacity(k, cache)
+    forward.q_starts = cache.q_starts
+    if cache.q_starts:
+        forward.lse_batch_stride = 0
+    row_tiles, _ = _items(config, q, k, cache)
+    scratch = decode_scratch(config, q, k, cache, multiprocessors=multiprocessors, split_units=split_units)
+    return DecodeLaunch(
+        variant=variant,
+        grid=(multiprocessors, 1, 1),
+        arguments=DecodeArguments(
+            forward,
+            kv_lengths=cache.kv_lengths,
+            kv_begins=cache.kv_begins,
+            cache_index=cache.cache_index,
+            page_table=cache.page_table,
+            page_table_stride=cache.page_table_stride,
+            page_rows=k.shape[2],
+            cache_size=k.shape[0],
+            row_tiles=row_tiles,
+            split_units=split_units,
+            partial_O=scratch_address + scratch.partial_O,
+            partial_terms=scratch_address + scratch.partial_terms,
+            arrivals=scratch_address + scratch.arrivals,
+        ),
+    )
+
+
+DECODE = Operation("decode", decode_launch)
+
+
+def _capacity(k: DeviceTensor, cache: CacheView) -> int:
+    """The most keys that a sequence can have."""
+    return cache.pages_per_sequence * k.shape[2] if cache.page_table else k.shape[2]
+
+
+def _items(config: Splitting, q: DeviceTensor, k: DeviceTensor, cache: CacheView) -> tuple[int, int]:
+    """Tiles of packed rows of the longest sequence, and how many there are of all sequences and heads."""
+    q_length = cache.max_q_length if cache.q_starts else q.shape[2]
+    row_tiles = max(1, -(-q_length * (q.shape[1] // k.shape[1]) // config.B_r))
+    return row_tiles, row_tiles * cache.sequences * k.shape[1]
+
+
+def _check(
+    config: Splitting, q: DeviceTensor, k: DeviceTensor, v: DeviceTensor, o: DeviceTensor, cache: CacheView
+) -> None:
+    for tensor in (q, k, v, o):
+        if len(tensor.shape) != 4:
+            raise ValueError(
+                f"{tensor.name}: shape {tensor.shape} has {len(tensor.shape)} dimensions; expected 4: (batch, heads, rows, "
+                "head_dim)"
+            )
+        if tensor.dtype != config.dtype:
+            raise ValueError(
+                f"{tensor.name}: dtype is {tensor.dtype.name}, but the config computes {config.dtype.name}"
+            )
+        if not 0 < tensor.shape[3] <= config.d_head or tensor.shape[3] % 8 or tensor.shape[3] != q.shape[3]:
+            raise ValueError(
+                f"{tensor.name}: head_dim is {tensor.shape[3]}; allowed: q's, {q.shape[3]}, a multiple of 8 up to d_head = "
+                f"{config.d_head}"
+            )
+        if 0 in tensor.shape:
+            raise ValueError(f"{tensor.name}: shape {tensor.shape} has no elements, which leaves nothing to compute")
+    if k.shape != v.shape or q.shape != o.shape:
+        raise ValueError(f"k and v, q and out must agree in shape; got {k.shape}, {v.shape}; {q.shape}, {o.shape}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"q has {q.shape[1]} heads, which is not a multiple of the {k.shape[1]} heads of k and v")
+    if cache.page_table and k.shape[2] % PAGE_STEP:
+        raise ValueError(f"pages of {k.shape[2]} keys are not allowed; allowed: multiples of {PAGE_STEP}")
+    if not 0 < _capacity(k, cache) <= MAX_LENGTH or q.shape[2] > MAX_LENGTH:
+        raise ValueError(f"{max(_capacity(k, cache), q.shape[2])} rows are not allowed; allowed: 1 to {MAX_LENGTH}")
+    if cache.q_starts and q.shape[0] != 1:
+        raise ValueError(f"ragged queries need a q of batch 1; got {q.shape[0]}")
+    if not cache.q_starts and q.shape[0] != cache.sequences:
+        raise ValueError(f"q has batch {q.shape[0]}, but there are {cache.sequences} sequences")
+    if not (cache.page_table or cache.cache_index) and k.shape[0] != cache.sequences:
+        raise ValueError(f"the cache holds {k.shape[0]} sequences, but there are {cache.sequences}")
