@@ -26,7 +26,6 @@ from flashwright.kernels.tensors import DeviceTensor, TensorView, check_layout
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
 
-
 ROWS, DQ = "rows", "dq"
 """The companions of a backward kernel: the first runs before it, the second after it."""
 

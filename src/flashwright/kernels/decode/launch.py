@@ -44,8 +44,8 @@ class Splitting(Blocking, Protocol):
 
 @dataclass(frozen=True)
 class CacheView:
-    """Which keys each sequence has in a cache, as far as they are known to the host. Addresses are of int32 arrays on the
-    device; 0: there is none."""
+    """Which keys each sequence has in a cache, as far as they are known to the host. Addresses are of int32 arrays on
+    the device; 0: there is none."""
 
     sequences: int
     kv_lengths: int = 0
@@ -55,7 +55,8 @@ class CacheView:
     cache_index: int = 0
     """Which of the cache's sequences each one has."""
     page_table: int = 0
-    """(sequences, pages of the longest) numbers of pages; the cache's batch dimension counts pages, its rows are a page's."""
+    """(sequences, pages of the longest) numbers of pages: the cache's batch dimension counts pages, and its rows are a
+    page's."""
     pages_per_sequence: int = 0
     page_table_stride: int = 0
     q_starts: int = 0
@@ -66,8 +67,8 @@ class CacheView:
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Memory that a decode works in, in bytes from its beginning. The arrivals must be zero before the first launch; every
-    launch leaves them so."""
+    """Memory that a decode works in, in bytes from its beginning. The arrivals must be zero before the first launch;
+    every launch leaves them so."""
 
     arrivals: int
     partial_O: int
@@ -82,8 +83,8 @@ class DecodeScratch:
             return -(-size // cls.ALIGNMENT) * cls.ALIGNMENT
 
         arrivals = aligned(4 * items)
-        O = aligned(4 * slots * config.B_r * config.d_head)
-        return cls(0, arrivals, arrivals + O, arrivals + O + aligned(8 * slots * config.B_r))
+        terms = arrivals + aligned(4 * slots * config.B_r * config.d_head)
+        return cls(0, arrivals, terms, terms + aligned(8 * slots * config.B_r))
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def decode_scratch(
     multiprocessors: int,
     split_units: int = 0,
 ) -> DecodeScratch:
-    tiles, items = _items(config, q, k, cache)
+    _, items = _items(config, q, k, cache)
     slots = 2 * multiprocessors
     if split_units:
         units = -(-_capacity(k, cache) // config.B_c) + 1  # a window may begin within a unit
@@ -192,8 +193,8 @@ def _check(
     for tensor in (q, k, v, o):
         if len(tensor.shape) != 4:
             raise ValueError(
-                f"{tensor.name}: shape {tensor.shape} has {len(tensor.shape)} dimensions; expected 4: (batch, heads, rows, "
-                "head_dim)"
+                f"{tensor.name}: shape {tensor.shape} has {len(tensor.shape)} dimensions; expected 4: (batch, heads, "
+                "rows, head_dim)"
             )
         if tensor.dtype != config.dtype:
             raise ValueError(
@@ -201,8 +202,8 @@ def _check(
             )
         if not 0 < tensor.shape[3] <= config.d_head or tensor.shape[3] % 8 or tensor.shape[3] != q.shape[3]:
             raise ValueError(
-                f"{tensor.name}: head_dim is {tensor.shape[3]}; allowed: q's, {q.shape[3]}, a multiple of 8 up to d_head = "
-                f"{config.d_head}"
+                f"{tensor.name}: head_dim is {tensor.shape[3]}; allowed: q's, {q.shape[3]}, a multiple of 8 up to d_head "
+                f"= {config.d_head}"
             )
         if 0 in tensor.shape:
             raise ValueError(f"{tensor.name}: shape {tensor.shape} has no elements, which leaves nothing to compute")

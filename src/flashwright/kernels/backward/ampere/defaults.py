@@ -6,8 +6,8 @@ from flashwright.kernels.backward.ampere.config import AmpereBackwardKernelConfi
 from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.family import Occasion
 
-# By head dimension: (B_r, B_c, n_warps, Q_stages, dO_stages), the first of which fits is used. Large GPUs have 163 KiB of
-# shared memory a thread block and more, small ones 99 KiB.
+# By head dimension: (B_r, B_c, n_warps, Q_stages, dO_stages), of which the first that fits is used. Large GPUs have
+# 163 KiB of shared memory a thread block and more, small ones 99 KiB.
 _SHAPES = {
     32: ((128, 128, 8, 2, 2), (64, 128, 8, 2, 2)),
     64: ((64, 128, 8, 2, 2), (64, 128, 8, 2, 1)),

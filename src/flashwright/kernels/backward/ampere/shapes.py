@@ -70,9 +70,9 @@ class AmpereBackwardShapes:
         working = max(2 * self.score_registers, self.dQ_registers)
         if held + working > MOST_ACCUMULATORS:
             raise ValueError(
-                f"registers: dK and dV of {self.config} take {held} registers of a thread, S and dP or dQ {working} more; "
-                f"allowed: up to {MOST_ACCUMULATORS} (a thread has 255, and spills the rest). Choose a smaller B_r or "
-                "more warps"
+                f"registers: dK and dV of {self.config} take {held} registers of a thread, S and dP or dQ {working} "
+                f"more; allowed: up to {MOST_ACCUMULATORS} (a thread has 255, and spills the rest). Choose a smaller "
+                "B_r or more warps"
             )
 
     # --- Warps -----------------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ def _constants(config: AmpereBackwardKernelConfig, variant: AttentionVariant) ->
     shapes = AmpereBackwardShapes(config)
     names = (
         "threads", "keys_per_warp", "row_tiles", "parts", "weights_in_registers", "dQ_threads", "dQ_group_warps",
-        "dQ_column_parts", "query_bytes", "K_offset", "V_offset", "Q_offset", "dO_offset", "dS_offset", "P_offset", "terms_offset",
+        "dQ_column_parts", "query_bytes", "K_offset", "V_offset", "Q_offset", "dO_offset", "dS_offset", "P_offset",
+        "terms_offset",
     )  # fmt: skip
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)},

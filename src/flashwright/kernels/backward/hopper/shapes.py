@@ -38,23 +38,24 @@ class HopperBackwardShapes:
         config = self.config
         if config.n_consumers % self.key_groups or self.parts not in (1, 2):
             raise ValueError(
-                f"warpgroups: {config.n_consumers} do not share B_c = {config.B_c} keys; each needs {WARPGROUP_ROWS} of its "
-                "own, or shares them with one other"
+                f"warpgroups: {config.n_consumers} do not share B_c = {config.B_c} keys; each needs {WARPGROUP_ROWS} of "
+                "its own, or shares them with one other"
             )
         if config.d_head % (self.parts * PANEL_COLUMNS):
             raise ValueError(
-                f"warpgroups: {self.parts} share d_head = {config.d_head} columns of dK and dV; each needs a multiple of "
-                f"{PANEL_COLUMNS}"
+                f"warpgroups: {self.parts} share d_head = {config.d_head} columns of dK and dV; each needs a multiple "
+                f"of {PANEL_COLUMNS}"
             )
         row_groups = config.B_r // WARPGROUP_ROWS
         if config.n_consumers % row_groups or config.d_head % (self.dQ_column_parts * PANEL_COLUMNS):
             raise ValueError(
-                f"warpgroups: {config.n_consumers} do not share dQ's {config.B_r} rows and {config.d_head} columns; each "
-                f"needs {WARPGROUP_ROWS} rows and a multiple of {PANEL_COLUMNS} columns"
+                f"warpgroups: {config.n_consumers} do not share dQ's {config.B_r} rows and {config.d_head} columns; "
+                f"each needs {WARPGROUP_ROWS} rows and a multiple of {PANEL_COLUMNS} columns"
             )
         if config.P_in_registers and self.parts != 1:
             raise ValueError(
-                "P in registers: two warpgroups share the same keys, each with half of the queries; dV needs all of them"
+                "P in registers: two warpgroups share the same keys, each with half of the queries; dV needs all of "
+                "them"
             )
 
     def _check_stages(self) -> None:
@@ -65,24 +66,24 @@ class HopperBackwardShapes:
             )
         if config.dO_stages < 2 and not config.P_in_registers:
             raise ValueError(
-                "stages: dO_stages is 1 and P_in_registers is off; allowed: from 2, as dP of the next dO comes before dV of "
-                "this one"
+                "stages: dO_stages is 1 and P_in_registers is off; allowed: from 2, as dP of the next dO comes before "
+                "dV of this one"
             )
 
     def _check_shared_memory(self) -> None:
         most = architecture("sm_90").shared_bytes_per_block
         if self.shared_bytes > most:
             raise ValueError(
-                f"shared memory: {self.config} needs {self.shared_bytes} bytes; a thread block has at most {most}. Choose a "
-                "smaller B_r or B_c, or fewer stages"
+                f"shared memory: {self.config} needs {self.shared_bytes} bytes; a thread block has at most {most}. Choose "
+                "a smaller B_r or B_c, or fewer stages"
             )
 
     def _check_registers(self) -> None:
         most = MOST_OPERAND_REGISTERS + self.consumer_registers - 240
         if self.operand_registers > most:
             raise ValueError(
-                f"registers: sums of products of {self.config} take {self.operand_registers} registers of a thread; allowed: "
-                f"up to {most}. Choose a smaller B_r, or more consumers"
+                f"registers: sums of products of {self.config} take {self.operand_registers} registers of a thread; "
+                f"allowed: up to {most}. Choose a smaller B_r, or more consumers"
             )
 
     # --- Warpgroups ------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def _constants(config: HopperBackwardKernelConfig, variant: AttentionVariant) ->
     names = (
         "key_groups", "parts", "panels", "P_in_registers", "dQ_threads", "dQ_group_warps", "dQ_column_parts",
         "key_group_bytes", "query_bytes", "weight_group_bytes", "K_offset", "V_offset", "Q_offset", "dO_offset",
-        "dS_offset", "P_offset", "terms_offset", "notes_offset", "barriers_offset", "producer_registers", "consumer_registers",
+        "dS_offset", "P_offset", "terms_offset", "notes_offset", "barriers_offset", "producer_registers",
+        "consumer_registers",
     )  # fmt: skip
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)},

@@ -21,12 +21,13 @@ class AmpereDecodeShapes:
             raise ValueError(f"warps: {config.n_warps} are not a multiple of row_warps = {config.row_warps}")
         if config.B_r % (config.row_warps * MMA_ROWS):
             raise ValueError(
-                f"warps: {config.row_warps} along B_r = {config.B_r} rows; each needs a multiple of {MMA_ROWS} of its own"
+                f"warps: {config.row_warps} along B_r = {config.B_r} rows; each needs a multiple of {MMA_ROWS} of its "
+                "own"
             )
         if self.shared_bytes > MOST_SHARED_BYTES:
             raise ValueError(
-                f"shared memory: {config} needs {self.shared_bytes} bytes; a thread block has at most {MOST_SHARED_BYTES} on "
-                "any GPU. Choose fewer stages, warps or keys_per_warp"
+                f"shared memory: {config} needs {self.shared_bytes} bytes; a thread block has at most {MOST_SHARED_BYTES} "
+                "on any GPU. Choose fewer stages, warps or keys_per_warp"
             )
         if self.O_registers + self.S_registers > MOST_ACCUMULATORS:
             raise ValueError(

@@ -9,15 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashwright.hardware.architectures import ARCHITECTURES
 from flashwright.hardware.units import (
-    BANK_LINE_BYTES,
     ELEMENT_BYTES,
     FRAGMENT,
     MAX_BLOCK_THREADS,
     MMA_K,
     MMA_ROWS,
-    VECTOR_BYTES,
     WARP_THREADS,
 )
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
