@@ -202,8 +202,8 @@ def _check(
             )
         if not 0 < tensor.shape[3] <= config.d_head or tensor.shape[3] % 8 or tensor.shape[3] != q.shape[3]:
             raise ValueError(
-                f"{tensor.name}: head_dim is {tensor.shape[3]}; allowed: q's, {q.shape[3]}, a multiple of 8 up to d_head "
-                f"= {config.d_head}"
+                f"{tensor.name}: head_dim is {tensor.shape[3]}; allowed: q's, {q.shape[3]}, a multiple of 8 up to "
+                f"d_head = {config.d_head}"
             )
         if 0 in tensor.shape:
             raise ValueError(f"{tensor.name}: shape {tensor.shape} has no elements, which leaves nothing to compute")

@@ -38,8 +38,8 @@ class HopperBackwardShapes:
         config = self.config
         if config.n_consumers % self.key_groups or self.parts not in (1, 2):
             raise ValueError(
-                f"warpgroups: {config.n_consumers} do not share B_c = {config.B_c} keys; each needs {WARPGROUP_ROWS} of "
-                "its own, or shares them with one other"
+                f"warpgroups: {config.n_consumers} do not share B_c = {config.B_c} keys; each needs {WARPGROUP_ROWS} "
+                "of its own, or shares them with one other"
             )
         if config.d_head % (self.parts * PANEL_COLUMNS):
             raise ValueError(
@@ -74,8 +74,8 @@ class HopperBackwardShapes:
         most = architecture("sm_90").shared_bytes_per_block
         if self.shared_bytes > most:
             raise ValueError(
-                f"shared memory: {self.config} needs {self.shared_bytes} bytes; a thread block has at most {most}. Choose "
-                "a smaller B_r or B_c, or fewer stages"
+                f"shared memory: {self.config} needs {self.shared_bytes} bytes; a thread block has at most {most}. "
+                "Choose a smaller B_r or B_c, or fewer stages"
             )
 
     def _check_registers(self) -> None:

@@ -26,8 +26,8 @@ class AmpereDecodeShapes:
             )
         if self.shared_bytes > MOST_SHARED_BYTES:
             raise ValueError(
-                f"shared memory: {config} needs {self.shared_bytes} bytes; a thread block has at most {MOST_SHARED_BYTES} "
-                "on any GPU. Choose fewer stages, warps or keys_per_warp"
+                f"shared memory: {config} needs {self.shared_bytes} bytes; a thread block has at most "
+                f"{MOST_SHARED_BYTES} on any GPU. Choose fewer stages, warps or keys_per_warp"
             )
         if self.O_registers + self.S_registers > MOST_ACCUMULATORS:
             raise ValueError(
