@@ -33,8 +33,8 @@ class Product:
 def wgmma_products(dtype: DType, products: Iterable[Product]) -> str:
     """A header with two functions for each product: `…_first` ignores what D was, the other adds to it."""
     functions = "\n".join(_functions(dtype, product) for product in dict.fromkeys(products))
-    return f"""// Generated: products of 64 rows, 16 deep (PTX: wgmma.mma_async). An operand is in registers, or in shared
-// memory and summed over its rows or its columns there.
+    return f"""// Generated: products of 64 rows, 16 deep (PTX: wgmma.mma_async). An operand is in registers, or in
+// shared memory and summed over its rows or its columns there.
 #pragma once
 #include "ptx/wgmma.cuh"
 
