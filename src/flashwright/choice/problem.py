@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.forward.launch import MAX_BLOCKS
-from flashwright.kernels.registry import family_named, family_names, family_of
+from flashwright.kernels.registry import family_named, family_names, family_of, family_with_prefix
 from flashwright.kernels.tensors import DeviceTensor
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import forward_flops
@@ -28,6 +28,7 @@ class ProblemKind(NamedTuple):
     """What a tuned config is found by, GPU apart: problems of one kind share it."""
 
     family: str
+    """The prefix of its configs' short forms: its name and, unless that is the forward, its operation."""
     dtype: DType
     d_head: int
     causal: bool
@@ -37,9 +38,10 @@ class ProblemKind(NamedTuple):
 
 @dataclass(frozen=True)
 class TuningProblem:
-    """A forward pass to time: heads of a native dimension, (batch, rows, heads, d_head) in memory."""
+    """A pass to time: heads of a native dimension, (batch, rows, heads, d_head) in memory."""
 
     family: str
+    """As of `ProblemKind`."""
     dtype: DType
     d_head: int
     causal: bool
@@ -50,7 +52,7 @@ class TuningProblem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
-        d_heads = family_named(self.family).d_heads
+        d_heads = family_with_prefix(self.family).d_heads
         if not isinstance(self.d_head, int) or self.d_head not in d_heads:
             allowed = ", ".join(map(str, d_heads))
             raise ValueError(f"d_head: {self.d_head!r} has no kernel of its own to tune; allowed: {allowed}")

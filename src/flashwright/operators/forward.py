@@ -16,7 +16,8 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
 from flashwright.runtime.devices import gpu_model
 from flashwright.runtime.forward import run_forward
-from flashwright.runtime.plans import CallKind, Packed, empty_output
+from flashwright.runtime.plans import CallKind
+from flashwright.runtime.tensors import Packed, empty_output, with_vector_rows
 
 if TYPE_CHECKING:
     import torch
@@ -120,8 +121,6 @@ def nothing_attended(q: Any, with_lse: bool) -> tuple[Any, Any]:
 def _with_vector_rows(x: Any) -> Any:
     """The array or CPU tensor itself if a kernel can read its rows in 16-byte vectors, otherwise a copy."""
     if not isinstance(x, np.ndarray):
-        from flashwright.runtime.plans import with_vector_rows
-
         return with_vector_rows(x)
     strides = [stride for stride, n in zip(x.strides[:-1], x.shape, strict=False) if n > 1]
     fits = x.strides[-1] == x.itemsize and not any(s % VECTOR_BYTES or s < 0 for s in strides)

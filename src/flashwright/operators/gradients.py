@@ -15,8 +15,8 @@ from torch import Tensor
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
 from flashwright.problem.window import Window
-from flashwright.runtime.plans import empty_output
 from flashwright.runtime.reference import attention_gradients
+from flashwright.runtime.tensors import empty_output
 
 MAX_BACKWARD_HEAD_DIM_OF_SMALL_GPUS = 192
 """Of PyTorch's FlashAttention backward, on GPUs with about 100 KiB of shared memory per block."""

@@ -24,8 +24,8 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import sequence_rows
 from flashwright.problem.shapes import is_empty
 from flashwright.problem.window import Window
-from flashwright.runtime.plans import empty_output
 from flashwright.runtime.reference import attention_reference
+from flashwright.runtime.tensors import empty_output
 
 _REQUEST = (
     "float? scale, SymInt? window_left, SymInt? window_right, bool bottom_right, float softcap, bool with_lse, "

@@ -168,7 +168,8 @@ def simulate_backward(
     after = run_companion(DQ)
     for array, tensor in zip(gradients, tensors[5:], strict=True):
         _memory_of(array)[...] = gpu.to_host(tensor.address)
-    return BackwardSimulation(*gradients, own, {ROWS: before, DQ: after})
+    dq, dk, dv = gradients
+    return BackwardSimulation(dq, dk, dv, own, {ROWS: before, DQ: after})
 
 
 def _upload(gpu: SimulatedGPU, name: str, array: np.ndarray) -> DeviceTensor:
