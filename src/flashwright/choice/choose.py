@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from flashwright.choice.lookup import forget_results, tuned_config
 from flashwright.hardware.architectures import GPUModel
@@ -11,6 +13,8 @@ from flashwright.kernels.registry import as_config, families, family_named, fami
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
 from flashwright.problem.window import Window
+
+BACKWARD = "backward"
 
 
 def chosen_config(
@@ -68,6 +72,15 @@ def _default_config(occasion: Occasion, family: str | None, operation: str) -> K
     return tuned_or_default(chosen, occasion)
 
 
+def backward_config(occasion: Occasion, *, family: str | None = None, deterministic: bool = False) -> KernelConfig:
+    """What differentiates such problems: by the family that was named for the forward, where it has a backward for
+    them, and otherwise by the best. If `deterministic`, sums are added in a fixed order."""
+    named = next((each for each in families(BACKWARD) if each.name == family and _computes(each, occasion)), None)
+    config: Any = _default_config(occasion, named and named.name, BACKWARD)
+    chosen: KernelConfig = replace(config, ordered=True) if deterministic else config
+    return chosen
+
+
 def tuned_or_default(family: KernelFamily, occasion: Occasion) -> KernelConfig:
     """The config of a family that was measured fastest for such problems, or else one that is good by experience."""
     occasion = occasion.with_native_d_head(family)
@@ -80,10 +93,14 @@ def best_family(occasion: Occasion, operation: str = "forward") -> KernelFamily:
     if occasion.gpu is None:
         return first
     for family in reversed(others):
-        fits = occasion.d_head <= family.d_heads[-1] and family.runs_on(occasion.gpu.arch)
-        if fits and family.suits(occasion):
+        if _computes(family, occasion) and family.suits(occasion):
             return family
     return first
+
+
+def _computes(family: KernelFamily, occasion: Occasion) -> bool:
+    """Whether it has a kernel for the head dimension that runs on the GPU, if there is one."""
+    return occasion.d_head <= family.d_heads[-1] and (occasion.gpu is None or family.runs_on(occasion.gpu.arch))
 
 
 def untuned_config(family: KernelFamily, occasion: Occasion) -> KernelConfig:

@@ -1,0 +1,97 @@
+"""Calls with gradients beside the dispatcher: autograd records one function, which launches the kernels itself."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from flashwright.kernels.family import KernelConfig
+from flashwright.operators.backward import backward_kind, family_for_gradients
+from flashwright.operators.forward import call_kind
+from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
+
+
+class Differentiable(Protocol):
+    """A forward and its backward, of q, k and v and perhaps of the starts of packed sequences."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp."""
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        grad_lse: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *starts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v."""
+
+
+class RecordedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Differentiable, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> Any:
+        out, lse = call.forward(q, k, v, *starts)
+        ctx.save_for_backward(q, k, v, out, lse, *starts)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        q, k, v, out, lse, *starts = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        gradients = ctx.call.backward(grad_out, grad_lse, q, k, v, out, lse, *starts)
+        return None, *gradients, *(None for _ in starts)
+
+
+class RecordedKind:
+    """Calls on (batch, heads, rows, head_dim) tensors that differ in their shapes, strides and addresses only."""
+
+    def __init__(
+        self,
+        options: AttentionOptions,
+        dtype: DType,
+        device_index: int,
+        config: KernelConfig | str | None = None,
+        family: str | None = None,
+        row_invariant: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        self._forward = call_kind(options, dtype, device_index, True, config, family, row_invariant)
+        family = family_for_gradients(config, family)
+        self._ordered = backward_kind(options, dtype, device_index, family, True)
+        self._usual = self._ordered if deterministic else backward_kind(options, dtype, device_index, family)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of tensors that are not empty, with gradients."""
+        out, lse = RecordedAttention.apply(self, q, k, v)
+        return out, lse
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = self._forward.run(q, k, v)
+        assert lse is not None
+        return out, lse
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        grad_lse: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *starts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kind = self._ordered if torch.are_deterministic_algorithms_enabled() else self._usual
+        return kind.run(grad_out, q, k, v, out, lse, None if grad_lse is None else grad_lse.contiguous())
