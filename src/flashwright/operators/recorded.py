@@ -35,6 +35,12 @@ class Differentiable(Protocol):
         """The gradients of q, k and v."""
 
 
+def record(call: Differentiable, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of tensors that nothing but autograd watches."""
+    out, lse = _apply(call, q, k, v, *starts)
+    return out, lse
+
+
 class RecordedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Differentiable, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> Any:
@@ -45,13 +51,24 @@ class RecordedAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        q, k, v, out, lse, *starts = ctx.saved_tensors
-        if grad_out is None:
-            grad_out = torch.zeros_like(out)
-        gradients = ctx.call.backward(grad_out, grad_lse, q, k, v, out, lse, *starts)
-        return None, *gradients, *(None for _ in starts)
+        # Gradients are enabled only where those of the gradients are wanted, too: then autograd says that it has none.
+        return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, grad_out, grad_lse)
+
+
+# What `RecordedAttention.apply` does, less its search for transforms of functorch: there are none.
+_apply = super(torch.autograd.Function, RecordedAttention).apply
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+    q, k, v, out, lse, *starts = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    gradients = ctx.call.backward(grad_out, grad_lse, q, k, v, out, lse, *starts)
+    return None, *gradients, *(None for _ in starts)
+
+
+_backward_once = once_differentiable(_backward)
 
 
 class RecordedKind:
@@ -74,8 +91,7 @@ class RecordedKind:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of tensors that are not empty, with gradients."""
-        out, lse = RecordedAttention.apply(self, q, k, v)
-        return out, lse
+        return record(self, q, k, v)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = self._forward.run(q, k, v)

@@ -19,7 +19,7 @@ from torch import Tensor
 from flashwright.operators.forward import run_on_gpu
 from flashwright.operators.gradients import batched, dense_gradients, packed_gradients
 from flashwright.operators.plain_calls import DISPATCHED, RECORDED, way_of_call
-from flashwright.operators.recorded import RecordedAttention
+from flashwright.operators.recorded import record
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import sequence_rows
 from flashwright.problem.shapes import is_empty
@@ -69,8 +69,7 @@ def varlen_forward(
     request = _with_lse_for_gradient(request, q, k, v)
     way = way_of_call(q, k, v)
     if way == RECORDED:
-        out, lse = RecordedAttention.apply(PackedCall(longest, request), q, k, v, *starts)
-        return out, lse
+        return record(PackedCall(longest, request), q, k, v, *starts)
     compute = torch.ops.flashwright.attention_varlen_forward if way == DISPATCHED else _varlen_forward
     out, lse = compute(q, k, v, *starts, *longest, *request.flat())
     return out, lse
