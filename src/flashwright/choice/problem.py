@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.forward.launch import MAX_BLOCKS
-from flashwright.kernels.registry import family_named, family_names, family_of, family_with_prefix
+from flashwright.kernels.registry import family_names, family_of, family_with_prefix
 from flashwright.kernels.tensors import DeviceTensor
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import forward_flops
@@ -152,7 +152,7 @@ def standard_problems(
     """Every native head dimension, dtype, mask and standard length; or those of them that are requested."""
     family = family or family_names()[0]
     dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
-    d_heads = family_named(family).d_heads if d_head is None else (d_head,)
+    d_heads = family_with_prefix(family).d_heads if d_head is None else (d_head,)
     masks = (False, True) if causal is None else (causal,)
     lengths = STANDARD_LENGTHS if length is None else (length,)
     for some_dtype, some_d_head, some_causal, some_length in product(dtypes, d_heads, masks, lengths):

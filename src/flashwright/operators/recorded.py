@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from flashwright.kernels.family import KernelConfig
 from flashwright.operators.backward import backward_kind, family_for_gradients
@@ -52,23 +51,30 @@ class RecordedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        # Gradients are enabled only where those of the gradients are wanted, too: then autograd says that it has none.
-        return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, grad_out, grad_lse)
+        q, k, v, out, lse, *starts = ctx.saved_tensors
+        given = torch.zeros_like(out) if grad_out is None else grad_out
+        gradients = ctx.call.backward(given, grad_lse, q, k, v, out, lse, *starts)
+        if torch.is_grad_enabled():  # those of the gradients are wanted, too
+            gradients = _Gradients.apply(*gradients, q, k, v, grad_out, grad_lse)
+        return None, *gradients, *(None for _ in starts)
 
 
 # What `RecordedAttention.apply` does, less its search for transforms of functorch: there are none.
 _apply = super(torch.autograd.Function, RecordedAttention).apply
 
 
-def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-    q, k, v, out, lse, *starts = ctx.saved_tensors
-    if grad_out is None:
-        grad_out = torch.zeros_like(out)
-    gradients = ctx.call.backward(grad_out, grad_lse, q, k, v, out, lse, *starts)
-    return None, *gradients, *(None for _ in starts)
+class _Gradients(torch.autograd.Function):
+    """Gradients that depend on other tensors, which is not differentiated."""
 
+    @staticmethod
+    def forward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor, *others: Tensor | None) -> Any:
+        return dq.view_as(dq), dk.view_as(dk), dv.view_as(dv)
 
-_backward_once = once_differentiable(_backward)
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise NotImplementedError(
+            "attention: the kernels compute no gradients of gradients; backend='reference' computes them"
+        )
 
 
 class RecordedKind:
