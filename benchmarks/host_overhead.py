@@ -41,8 +41,8 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.devices import gpu_model, multiprocessors
 from flashwright.runtime.forward import run_forward
 from flashwright.runtime.loaded import loaded_kernel
-from flashwright.runtime.plans import device_tensor
 from flashwright.runtime.tensor_maps import encoded_words
+from flashwright.runtime.tensors import device_tensor
 from flashwright.workbench.bench.timing import host_us
 
 LIMIT_US = 15.0

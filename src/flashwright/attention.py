@@ -12,7 +12,7 @@ from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named
 from flashwright.operators.forward import call_kind, config_chosen_for, forget_plans, run_on_simulator
-from flashwright.operators.plain_calls import is_plain_call
+from flashwright.operators.plain_calls import DISPATCHED, LAUNCHED, way_of_call
 from flashwright.operators.warming import compile_ahead, needed_kernels
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
@@ -38,6 +38,7 @@ def attention(
     config: KernelConfig | str | None = None,
     backend: str | None = None,
     row_invariant: bool = False,
+    deterministic: bool = False,
 ) -> Any:
     """softmax(q·kᵀ·scale)·v, without ever holding the scores in memory.
 
@@ -51,31 +52,35 @@ def attention(
     - `window`: (left, right), how many keys before and after its own position a row attends to; -1 or None: no limit.
     - `scale`: 1/√head_dim unless given. `softcap` c > 0: scores s become c·tanh(s/c).
     - `return_lse`: also return the log-sum-exp of each row's scores, (batch, heads, rows) in fp32.
-    - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel.
+    - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel; gradients
+      are computed by the same family, if it computes them for the head dimension.
     - `backend`: "gpu" (for CUDA tensors), "reference" (plain PyTorch; for all others), or "simulator" (the kernel
       itself, on CPU tensors or NumPy arrays; no gradients). Chosen by the tensors' device unless given; CPU tensors
       with a `config`, a `family` or `row_invariant` run on the simulator.
     - `row_invariant`: a row's output and log-sum-exp depend, bit by bit, on its own query, the keys and values it
       attends to and the arguments alone: not on other rows, the batch, the chunk of a prefill that the row is in, or
       padding. Without it they do so among calls that use the same config. The same call gives the same bits always.
+    - `deterministic`: gradients have the same bits in every run, too; `torch.use_deterministic_algorithms(True)` means
+      the same. Without it, those of q may differ in their last bits.
 
     Rows with no key to attend to are 0, and their log-sum-exp is -inf. Gradients flow to q, k and v, from the
     log-sum-exp too.
     """
     if window.__class__ is list:
         window = tuple(window)
-    if is_plain_call(q, k, v):
+    way = way_of_call(q, k, v)
+    if way != DISPATCHED:
         # All that a kind of call depends on. Tensors elsewhere have other device indices, and fail when it is made.
         request = (
-            q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(),
-            causal, window, scale, softcap, return_lse, family, config, backend, row_invariant,
+            way, q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(),
+            causal, window, scale, softcap, return_lse, family, config, backend, row_invariant, deterministic,
         )  # fmt: skip
         kind = _kinds.get(request)
         if kind is None and backend in (None, "gpu"):
             kind = _kinds[request] = _new_kind(
-                q, k, v, causal, window, scale, softcap, return_lse, family, config, row_invariant
+                way, q, k, v, causal, window, scale, softcap, return_lse, family, config, row_invariant, deterministic
             )
-        if kind is not None:
+        if way == LAUNCHED and kind is not None:
             out = kind.torch.empty_like(q)
             layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
             arrangement = kind.arrangements.get(layout)
@@ -84,6 +89,9 @@ def attention(
             if arrangement is not None:
                 out, lse = arrangement.run(q, k, v, out)
                 return (out, lse) if return_lse else out
+        elif kind is not None and not is_empty(q.shape, k.shape):
+            out, lse = kind.run(q, k, v)
+            return (out, lse) if return_lse else out
 
     backend = _checked_backend(
         q, k, v, backend, named_kernel=config is not None or family is not None, row_invariant=row_invariant
@@ -91,7 +99,7 @@ def attention(
     options = AttentionOptions.of(causal, window, scale, softcap)
     if family is not None:
         family_named(family)
-    out, lse = _run(q, k, v, backend, options, return_lse, family, config, row_invariant)
+    out, lse = _run(q, k, v, backend, options, return_lse, family, config, row_invariant, deterministic)
     return (out, lse) if return_lse else out
 
 
@@ -105,6 +113,7 @@ def warm_up(
     grouped: bool = False,
     training: bool = False,
     packed: bool = False,
+    deterministic: bool = False,
     family: str | None = None,
     device: Any = None,
     arch: str | None = None,
@@ -114,16 +123,16 @@ def warm_up(
 
     The first use of each kind of call compiles for a second or two otherwise. `dtype` is fp16 or bf16; `causal`,
     `window`, `softcap` and `family` are those of the calls; `grouped`: q has more heads than k and v; `training`:
-    gradients will be computed too; `packed`: sequences packed by cu_seqlens. On a GPU (`device`, by default the current
-    one) the kernels are loaded as well. Elsewhere `arch` ("sm_90") says what to compile for, into the cache on disk.
-    Returns the kernels.
+    gradients will be computed too, `deterministic` ones if that is requested; `packed`: sequences packed by cu_seqlens.
+    On a GPU (`device`, by default the current one) the kernels are loaded as well. Elsewhere `arch` ("sm_90") says what
+    to compile for, into the cache on disk. Returns the kernels.
     """
     options = AttentionOptions.of(causal, window, None, softcap)
     check_shapes((1, 1, 1, head_dim), (1, 1, 1, head_dim), (1, 1, 1, head_dim))
     index, gpu = _gpu_to_warm_up(device, arch)
     wanted = needed_kernels(
         head_dim, DType.parse(str(dtype) if not isinstance(dtype, DType) else dtype), options, gpu,
-        grouped=grouped, training=training, packed=packed, family=family,
+        grouped=grouped, training=training, packed=packed, deterministic=deterministic, family=family,
     )  # fmt: skip
     return compile_ahead(wanted, gpu.arch, index, progress=progress)
 
@@ -149,6 +158,7 @@ def _run(
     family: str | None,
     config: KernelConfig | str | None,
     row_invariant: bool,
+    deterministic: bool,
 ) -> tuple[Any, Any]:
     if backend == "simulator":
         return run_on_simulator(
@@ -163,16 +173,18 @@ def _run(
     if (family is not None or row_invariant) and config is None and not is_empty(q.shape, k.shape):
         config = config_chosen_for(q, k, options, family, row_invariant=row_invariant)
     name = "" if config is None else config if isinstance(config, str) else config.short_form()
-    return torch_ops.forward(q, k, v, torch_ops.Request(options, return_lse, name))
+    return torch_ops.forward(q, k, v, torch_ops.Request(options, return_lse, name, deterministic))
 
 
 # --- Straight to the launch ----------------------------------------------------------------------------------------
 
 
-_kinds: dict[tuple[Any, ...], CallKind] = {}
+_kinds: dict[tuple[Any, ...], Any] = {}
+"""By the request: a `CallKind`, or a `RecordedKind` where gradients will be computed."""
 
 
 def _new_kind(
+    way: int,
     q: Any,
     k: Any,
     v: Any,
@@ -184,7 +196,8 @@ def _new_kind(
     family: str | None,
     config: KernelConfig | str | None,
     row_invariant: bool,
-) -> CallKind:
+    deterministic: bool,
+) -> Any:
     check_tensors(q, k, v)
     check_kernel_dtype(q)
     if family is not None:
@@ -192,7 +205,12 @@ def _new_kind(
     if len(_kinds) >= CallKind.MOST_ARRANGEMENTS:
         _kinds.clear()
     options = AttentionOptions.of(causal, window, scale, softcap)
-    return call_kind(options, DType.parse(str(q.dtype)), q.device.index, return_lse, config, family, row_invariant)
+    dtype = DType.parse(str(q.dtype))
+    if way == LAUNCHED:
+        return call_kind(options, dtype, q.device.index, return_lse, config, family, row_invariant)
+    from flashwright.operators.recorded import RecordedKind
+
+    return RecordedKind(options, dtype, q.device.index, config, family, row_invariant, deterministic)
 
 
 def forget_kinds() -> None:

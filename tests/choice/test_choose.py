@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tuning_fakes import untuned
 
 from flashwright import DType, Window
 from flashwright.choice import lookup
-from flashwright.choice.choose import best_family, chosen_config, default_config
+from flashwright.choice.choose import backward_config, best_family, chosen_config, default_config
 from flashwright.choice.problem import problem_of
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.hardware.architectures import KIB, GPUModel
 from flashwright.kernels.family import Occasion
-from flashwright.kernels.registry import family_of
+from flashwright.kernels.registry import families, family_names, family_of
 from flashwright.problem.lengths import LONG, SHORT
 from flashwright.problem.window import FULL
 from flashwright.workbench.tuning.reload import reload
@@ -120,6 +122,39 @@ def test_a_request_that_does_not_fit_is_refused_with_both_sides(options, message
         chosen(**options)
 
 
+def test_a_config_of_another_operation_is_refused():
+    with pytest.raises(ValueError, match="is of the operation backward, not forward"):
+        chosen("ampere backward (BF16, 128, 64, 128, 8): stages_2_1+swizzled")
+
+
 def test_what_is_no_config_is_a_type_error():
     with pytest.raises(TypeError, match="int is not a config of any kernel family; known: FlashForwardKernelConfig"):
         chosen(7)
+
+
+# --- Of the backward ---------------------------------------------------------------------------------------------
+
+
+def occasion(head_dim: int = 128, gpu: GPUModel | None = UNKNOWN_HOPPER) -> Occasion:
+    return Occasion(DType.BF16, head_dim, True, LONG, LONG, gpu)
+
+
+@pytest.mark.parametrize("gpu", [None, UNKNOWN_HOPPER, GPUModel("NVIDIA A10", (8, 6), 100 * KIB)], ids=str)
+@pytest.mark.parametrize("head_dim", [8, 64, 136, 256])
+@pytest.mark.parametrize("family", [None, *family_names("forward"), "of a user's own"])
+def test_every_problem_has_a_backward_that_holds_its_head_dimension(gpu, head_dim, family):
+    config = backward_config(occasion(head_dim, gpu), family=family)
+    chosen = family_of(config)
+    assert chosen.operation.name == "backward"
+    assert chosen.native_d_head(head_dim) == config.d_head
+    assert gpu is None or chosen.runs_on(gpu.arch)
+
+
+@pytest.mark.parametrize("family", families("backward"), ids=lambda family: family.name)
+def test_the_family_that_is_named_computes_the_gradients_too(family):
+    assert family_of(backward_config(occasion(), family=family.name)) is family
+
+
+def test_deterministic_gradients_are_added_in_order():
+    usual, ordered = (backward_config(occasion(), deterministic=each) for each in (False, True))
+    assert not usual.ordered and ordered == replace(usual, ordered=True)

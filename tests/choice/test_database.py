@@ -22,14 +22,14 @@ from tuning_fakes import CONFIGS, GPU, MODEL, PROBLEM, a_result, occasion_of, un
 
 from flashwright import DType, FlashForwardKernelConfig
 from flashwright.choice import lookup
-from flashwright.choice.choose import best_family, default_config
+from flashwright.choice.choose import backward_config, best_family, default_config
 from flashwright.choice.database import SCHEMA_VERSION, DatabaseUnusable, NewerDatabase, TuningDatabase
 from flashwright.choice.lookup import shipped_results
 from flashwright.choice.problem import problem_of, standard_problems
 from flashwright.choice.results import Timing, TunedResult, TuningFileError, from_document, to_document
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.hardware.architectures import GPUModel
-from flashwright.kernels.registry import family_named, tile_shapes
+from flashwright.kernels.registry import family_named, parse_config, tile_shapes
 from flashwright.operators import forward
 from flashwright.problem.options import AttentionOptions
 from flashwright.workbench.tuning.reload import reload
@@ -253,6 +253,19 @@ def test_a_padded_head_dimension_uses_the_results_of_the_kernel_that_computes_it
     options = {"causal": False, "q_length": 512, "kv_length": 512, "gpu": MODEL}
     assert default_config(DType.BF16, 40, **options) == CONFIGS[0]
     assert default_config(DType.BF16, 32, **options) != CONFIGS[0]
+
+
+def test_results_of_one_operation_are_not_found_by_another(database):
+    backward = problem_of(family="ampere backward", d_head=64, q_length=512)
+    tuned = parse_config("ampere backward (BF16, 64, 32, 32, 2): stages_1_1+swizzled")
+    database.store([a_result(CONFIGS[-1]), a_result(tuned, problem=backward)])
+    reload()
+    assert {result.config for result in database.results()} == {CONFIGS[-1], tuned}
+    assert default() == CONFIGS[-1]
+    assert backward_config(occasion_of(PROBLEM)) == tuned
+    assert from_document(to_document(database.results())) == database.results()
+    with pytest.raises(ValueError, match="is of the ampere backward family, not ampere"):
+        from_document(to_document([a_result(tuned)]))
 
 
 def test_where_no_result_has_as_many_keys_the_nearest_with_as_many_queries_serves(database, monkeypatch):

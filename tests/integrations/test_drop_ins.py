@@ -24,10 +24,9 @@ from flashwright.integrations.flash_attn import (
     flash_attn_varlen_func,
 )
 from flashwright.integrations.sdpa import scaled_dot_product_attention
-from flashwright.operators import gradients, torch_ops
+from flashwright.operators import torch_ops
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import FULL, Window
-from flashwright.runtime.reference import visible_keys
 
 OPS = torch.ops.flashwright
 
@@ -120,24 +119,6 @@ def test_fake_cuda_tensors_go_through_the_operator_without_a_gpu():
         assert flash_attn_func(q, q, q).shape == q.shape
         with pytest.raises(ValueError, match=r"q: dtype torch.float32 is not allowed"):
             attention(q.float(), k.float(), k.float())
-
-
-@pytest.mark.parametrize("rows", range(1, 7))
-@pytest.mark.parametrize("keys", range(1, 7))
-def test_a_top_left_window_is_a_bottom_right_one_on_the_part_that_takes_part(rows, keys):
-    for left in (None, 0, 1, 3, 9):
-        for right in (None, 0, 2, 9):
-            window = Window(left, right, False)
-            some_rows, some_keys, aligned = gradients.bottom_right_part(window, rows, keys)
-            assert aligned.bottom_right and 0 < some_rows <= rows and 0 < some_keys <= keys
-            assert all(side is None or side >= 0 for side in (aligned.left, aligned.right))
-            every = torch.ones(rows, keys, dtype=torch.bool)
-            visible = visible_keys(window, rows, keys)
-            visible = every if visible is None else visible.clone()
-            part = visible_keys(aligned, some_rows, some_keys)
-            assert torch.equal(visible[:some_rows, :some_keys], every[:some_rows, :some_keys] if part is None else part)
-            visible[:some_rows, :some_keys] = False
-            assert not visible.any()
 
 
 def compiled(function: Any, dynamic: bool = False) -> Any:

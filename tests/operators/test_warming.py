@@ -9,12 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashwright import GPUError, compile_kernel, warm_up
-from flashwright.choice.choose import chosen_config
+from flashwright.choice.choose import backward_config, chosen_config
 from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.backward.launch import DQ, ROWS
+from flashwright.kernels.family import Occasion
 from flashwright.kernels.forward.launch import forward_variant
+from flashwright.kernels.registry import family_of
 from flashwright.operators.warming import needed_kernels
 from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import length_bucket
 from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.compiling import compile_one
 
 GPUS = [
     GPUModel.of_architecture("NVIDIA A100-SXM4-80GB", "sm_80"),
@@ -32,14 +37,17 @@ lengths = st.one_of(st.integers(1, 70), st.integers(1, 9000))
     grouped=st.booleans(),
     training=st.booleans(),
     packed=st.booleans(),
+    deterministic=st.booleans(),
     q_length=lengths,
     kv_length=lengths,
 )
 def test_every_length_finds_its_kernel_among_those_compiled_ahead(
-    gpu, head_dim, dtype, causal, grouped, training, packed, q_length, kv_length
+    gpu, head_dim, dtype, causal, grouped, training, packed, deterministic, q_length, kv_length
 ):
     options = AttentionOptions.of(causal)
-    ready = needed_kernels(head_dim, dtype, options, gpu, grouped=grouped, training=training, packed=packed)
+    ready = needed_kernels(
+        head_dim, dtype, options, gpu, grouped=grouped, training=training, packed=packed, deterministic=deterministic
+    )
     assert len(ready) == len(set(ready)) <= 16
     config = chosen_config(dtype, head_dim, options.window, q_length, kv_length, gpu=gpu)
     for returns_lse in (False, True) if training else (False,):
@@ -47,13 +55,25 @@ def test_every_length_finds_its_kernel_among_those_compiled_ahead(
             config, options, head_dim=head_dim, grouped_heads=grouped, packed=packed, returns_lse=returns_lse
         )
         assert (config, variant) in ready
+    if training:
+        occasion = Occasion(dtype, head_dim, causal, length_bucket(q_length), length_bucket(kv_length), gpu)
+        config = backward_config(occasion, deterministic=deterministic)
+        variant = forward_variant(
+            config, options, head_dim=head_dim, grouped_heads=grouped, packed=packed, returns_lse=False
+        )
+        assert (config, variant) in ready
 
 
 def test_kernels_compiled_ahead_are_found_in_the_cache():
-    kernels = warm_up(64, "fp16", causal=True, arch="sm_80")
+    kernels = warm_up(64, "fp16", causal=True, training=True, arch="sm_80")
     assert {kernel.arch for kernel in kernels} == {"sm_80"}
     for kernel in kernels:
         assert compile_kernel(kernel.config, "sm_80", kernel.variant).program.from_cache
+    (backward,) = {
+        (each.config, each.variant) for each in kernels if family_of(each.config).operation.name != "forward"
+    }
+    for companion in (ROWS, DQ):
+        assert compile_one(*backward, companion, arch="sm_80").program.from_cache
 
 
 def test_without_a_gpu_an_architecture_must_be_named(monkeypatch):

@@ -22,8 +22,9 @@ from flashwright.hardware.tensor_map import TENSOR_MAP_BYTES, TensorMap
 from flashwright.kernels.forward.launch import PackedSequences
 from flashwright.kernels.registry import family_of
 from flashwright.runtime import plans
-from flashwright.runtime.plans import CallKind, device_tensor
+from flashwright.runtime.plans import CallKind
 from flashwright.runtime.tensor_maps import WORDS, MapTemplate
+from flashwright.runtime.tensors import device_tensor
 
 AMPERE = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
 HOPPER = "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy"

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from flashwright.hardware.tensor_map import TensorMap
+from flashwright.kernels.backward.launch import BackwardArguments
 from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.kernels.registry import family_of
-from flashwright.runtime import plans, tensor_maps
+from flashwright.runtime import backward_plans, plans, tensor_maps
 from flashwright.runtime.tensor_maps import WORDS, MapTemplate
 
 MULTIPROCESSORS = 4
@@ -36,14 +37,24 @@ def scattered(tensor_map: TensorMap) -> list[int]:
 class RecordingKernel:
     """In the place of a loaded kernel: what each launch was given."""
 
-    def __init__(self, config: Any, variant: Any, device_index: int) -> None:
-        self.config, self.variant = config, variant
+    def __init__(self, config: Any, variant: Any, companion: str | None = None) -> None:
+        self.config, self.variant, self.companion = config, variant, companion
         self.launches: list[tuple[tuple[int, int, int], list[bytes]]] = []
 
+    def _sizes(self) -> list[int]:
+        """Bytes of the parameters."""
+        family = family_of(self.config)
+        copies_by_maps = family.launch_rules.boxes is not None and self.companion is None
+        if family.operation.name == "backward":
+            return [*copies_by_maps * 4 * [128], ctypes.sizeof(BackwardArguments)]
+        return (
+            [128, 128, 128, ctypes.sizeof(ForwardArguments), 16]
+            if copies_by_maps
+            else [ctypes.sizeof(ForwardArguments)]
+        )
+
     def launch(self, grid: tuple[int, int, int], parameters_at: int, stream: int) -> None:
-        sizes = [ctypes.sizeof(ForwardArguments)]
-        if family_of(self.config).launch_rules.boxes is not None:
-            sizes = [128, 128, 128, *sizes, 16]
+        sizes = self._sizes()
         addresses = (ctypes.c_uint64 * len(sizes)).from_address(parameters_at)
         parameters = [ctypes.string_at(address, size) for address, size in zip(addresses, sizes, strict=True)]
         self.launches.append((grid, parameters))
@@ -54,21 +65,37 @@ class FakeGPU:
         import torch
 
         self.kernels: list[RecordingKernel] = []
-        monkeypatch.setattr(plans, "loaded_kernel", self._load)
-        monkeypatch.setattr(plans, "multiprocessors", lambda index: MULTIPROCESSORS)
-        monkeypatch.setattr(plans, "map_template", cache(lambda kind: MapTemplate(kind, scattered)))
+        self.allocated: list[Any] = []
+        """What `torch.empty` gave, in its order."""
+        templates = cache(lambda kind: MapTemplate(kind, scattered))
+        for module in (plans, backward_plans):
+            monkeypatch.setattr(module, "loaded_kernel", self._load)
+            monkeypatch.setattr(module, "multiprocessors", lambda index: MULTIPROCESSORS)
+            monkeypatch.setattr(module, "map_template", templates)
         monkeypatch.setattr(tensor_maps, "encoded_words", scattered)
         self.torch = SimpleNamespace(
             empty_like=torch.empty_like,
-            empty=torch.empty,
+            empty=self._empty,
             float32=torch.float32,
+            uint8=torch.uint8,
             _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0, _cuda_getDevice=lambda: 0),
             cuda=SimpleNamespace(device=lambda index: contextlib.nullcontext()),
         )
 
-    def _load(self, config: Any, variant: Any, device_index: int) -> RecordingKernel:
-        self.kernels.append(RecordingKernel(config, variant, device_index))
+    def _empty(self, *shape: Any, **options: Any) -> Any:
+        import torch
+
+        self.allocated.append(torch.empty(*shape, **options))
+        return self.allocated[-1]
+
+    def _load(self, config: Any, variant: Any, device_index: int, companion: str | None = None) -> RecordingKernel:
+        self.kernels.append(RecordingKernel(config, variant, companion))
         return self.kernels[-1]
+
+    def backward_kind(self, options: Any, choose: Any) -> backward_plans.BackwardKind:
+        kind = backward_plans.BackwardKind(options, choose, device_index=0)
+        kind.torch = self.torch
+        return kind
 
     def kind(self, options: Any, choose: Any, *, returns_lse: bool = False) -> plans.CallKind:
         kind = plans.CallKind(options, choose, returns_lse=returns_lse, device_index=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from flashwright.choice.lookup import forget_results, tuned_config
 from flashwright.hardware.architectures import GPUModel
@@ -11,6 +13,8 @@ from flashwright.kernels.registry import as_config, families, family_named, fami
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
 from flashwright.problem.window import Window
+
+BACKWARD = "backward"
 
 
 def chosen_config(
@@ -23,15 +27,18 @@ def chosen_config(
     gpu: GPUModel | None,
     config: KernelConfig | str | None = None,
     family: str | None = None,
+    operation: str = "forward",
 ) -> KernelConfig:
-    """The config that was requested, checked; or the default for the GPU and the problem."""
+    """The config of an operation that was requested, checked; or the default for the GPU and the problem."""
     if config is None or config == "":
         return default_config(
             dtype, head_dim, causal=window.right is not None, q_length=q_length, kv_length=kv_length, gpu=gpu,
-            family=family,
+            family=family, operation=operation,
         )  # fmt: skip
     chosen: KernelConfig = as_config(config)
-    if family is not None and family_of(chosen).name != family:
+    if (of := family_of(chosen)).operation.name != operation:
+        raise ValueError(f"config: {chosen} is of the operation {of.operation.name}, not {operation}")
+    if family is not None and of.name != family:
         raise ValueError(f"config: {chosen} is not of the {family} family, which was requested too")
     if chosen.dtype != dtype:
         raise ValueError(f"config: {chosen} computes {chosen.dtype.name}, but q is {dtype.name}")
@@ -49,21 +56,29 @@ def default_config(
     kv_length: int,
     gpu: GPUModel | None,
     family: str | None = None,
+    operation: str = "forward",
 ) -> KernelConfig:
     """A good config for a problem on a GPU (None: no GPU), of the best family there or of a given one.
 
     What was measured on such a GPU comes first: the user's own tuning and the results that ship with the package.
     """
-    return _default_config(dtype, head_dim, causal, length_bucket(q_length), length_bucket(kv_length), gpu, family)
+    occasion = Occasion(dtype, head_dim, causal, length_bucket(q_length), length_bucket(kv_length), gpu)
+    return _default_config(occasion, family, operation)
 
 
 @cache
-def _default_config(
-    dtype: DType, head_dim: int, causal: bool, q_bucket: str, kv_bucket: str, gpu: GPUModel | None, family: str | None
-) -> KernelConfig:
-    occasion = Occasion(dtype, head_dim, causal, q_bucket, kv_bucket, gpu)
-    chosen = family_named(family) if family else best_family(occasion)
+def _default_config(occasion: Occasion, family: str | None, operation: str) -> KernelConfig:
+    chosen = family_named(family, operation) if family else best_family(occasion, operation)
     return tuned_or_default(chosen, occasion)
+
+
+def backward_config(occasion: Occasion, *, family: str | None = None, deterministic: bool = False) -> KernelConfig:
+    """What differentiates such problems: by the family that was named for the forward, where it has a backward for
+    them, and otherwise by the best. If `deterministic`, sums are added in a fixed order."""
+    named = next((each for each in families(BACKWARD) if each.name == family and _computes(each, occasion)), None)
+    config: Any = _default_config(occasion, named and named.name, BACKWARD)
+    chosen: KernelConfig = replace(config, ordered=True) if deterministic else config
+    return chosen
 
 
 def tuned_or_default(family: KernelFamily, occasion: Occasion) -> KernelConfig:
@@ -72,16 +87,20 @@ def tuned_or_default(family: KernelFamily, occasion: Occasion) -> KernelConfig:
     return tuned_config(family, occasion) or untuned_config(family, occasion)
 
 
-def best_family(occasion: Occasion) -> KernelFamily:
+def best_family(occasion: Occasion, operation: str = "forward") -> KernelFamily:
     """Of the families that the GPU runs, the last registered that suits the problem; without a GPU, the first."""
-    first, *others = families()
+    first, *others = families(operation)
     if occasion.gpu is None:
         return first
     for family in reversed(others):
-        fits = occasion.d_head <= family.d_heads[-1] and family.runs_on(occasion.gpu.arch)
-        if fits and family.suits(occasion):
+        if _computes(family, occasion) and family.suits(occasion):
             return family
     return first
+
+
+def _computes(family: KernelFamily, occasion: Occasion) -> bool:
+    """Whether it has a kernel for the head dimension that runs on the GPU, if there is one."""
+    return occasion.d_head <= family.d_heads[-1] and (occasion.gpu is None or family.runs_on(occasion.gpu.arch))
 
 
 def untuned_config(family: KernelFamily, occasion: Occasion) -> KernelConfig:

@@ -23,7 +23,7 @@ def tuned_config(family: KernelFamily, occasion: Occasion) -> KernelConfig | Non
     if occasion.gpu is None:
         return None
     for bucket in _nearest_first(occasion.kv_bucket):
-        kind = ProblemKind(family.name, occasion.dtype, occasion.d_head, occasion.causal, occasion.q_bucket, bucket)
+        kind = ProblemKind(family.prefix, occasion.dtype, occasion.d_head, occasion.causal, occasion.q_bucket, bucket)
         if (result := _best_result(occasion.gpu.name, kind)) is not None:
             return result.config
     return None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.forward.launch import MAX_BLOCKS
-from flashwright.kernels.registry import family_named, family_names, family_of
+from flashwright.kernels.registry import family_names, family_of, family_with_prefix
 from flashwright.kernels.tensors import DeviceTensor
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import forward_flops
@@ -28,6 +28,7 @@ class ProblemKind(NamedTuple):
     """What a tuned config is found by, GPU apart: problems of one kind share it."""
 
     family: str
+    """The prefix of its configs' short forms: its name and, unless that is the forward, its operation."""
     dtype: DType
     d_head: int
     causal: bool
@@ -37,9 +38,10 @@ class ProblemKind(NamedTuple):
 
 @dataclass(frozen=True)
 class TuningProblem:
-    """A forward pass to time: heads of a native dimension, (batch, rows, heads, d_head) in memory."""
+    """A pass to time: heads of a native dimension, (batch, rows, heads, d_head) in memory."""
 
     family: str
+    """As of `ProblemKind`."""
     dtype: DType
     d_head: int
     causal: bool
@@ -50,7 +52,7 @@ class TuningProblem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
-        d_heads = family_named(self.family).d_heads
+        d_heads = family_with_prefix(self.family).d_heads
         if not isinstance(self.d_head, int) or self.d_head not in d_heads:
             allowed = ", ".join(map(str, d_heads))
             raise ValueError(f"d_head: {self.d_head!r} has no kernel of its own to tune; allowed: {allowed}")
@@ -150,7 +152,7 @@ def standard_problems(
     """Every native head dimension, dtype, mask and standard length; or those of them that are requested."""
     family = family or family_names()[0]
     dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
-    d_heads = family_named(family).d_heads if d_head is None else (d_head,)
+    d_heads = family_with_prefix(family).d_heads if d_head is None else (d_head,)
     masks = (False, True) if causal is None else (causal,)
     lengths = STANDARD_LENGTHS if length is None else (length,)
     for some_dtype, some_d_head, some_causal, some_length in product(dtypes, d_heads, masks, lengths):

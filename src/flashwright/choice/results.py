@@ -152,8 +152,8 @@ def _config(text: Any, problem: TuningProblem) -> KernelConfig:
     """A config that computes every problem of this kind."""
     config = parse_config(_text("config", text))
     family = family_of(config)
-    if family.name != problem.family:
-        raise ValueError(f"config: {config} is of the {family.name} family, not {problem.family}")
+    if family.prefix != problem.family:
+        raise ValueError(f"config: {config} is of the {family.prefix} family, not {problem.family}")
     if (config.dtype, config.d_head) != (problem.dtype, problem.d_head):
         raise ValueError(f"config: {config} does not compute {problem.dtype.name} with d_head = {problem.d_head}")
     if family.launch_rules.row_stride(config):

@@ -2,8 +2,8 @@
 
     from flashwright import flash_attn_func        # instead of: from flash_attn import flash_attn_func
 
-Differences: the log-sum-exp of a row without keys is -inf, not +inf; `deterministic` gradients come from a
-recomputed reference, which is slower. Arguments that are not supported raise `NotImplementedError`.
+Difference: the log-sum-exp of a row without keys is -inf, not +inf. Arguments that are not supported raise
+`NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ def flash_attn_func(
     `causal` and `window_size` are aligned to the bottom right. With `return_attn_probs`: (out, log-sum-exp of
     (batch, heads, rows), an empty tensor: there is no dropout whose mask it could hold).
     """
-    import torch
 
     _refuse(dropout_p=dropout_p > 0, alibi_slopes=alibi_slopes is not None)
     head_dim = q.shape[-1]
@@ -50,20 +49,11 @@ def flash_attn_func(
         softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
         q, k, v = _padded(q), _padded(k), _padded(v)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if deterministic and q.is_cuda and torch.is_grad_enabled() and _any_requires_grad(q, k, v):
-        from flashwright.operators import torch_ops
-
-        check_tensors(q, k, v)
-        check_kernel_dtype(q)
-        check_shapes(q.shape, k.shape, v.shape)
-        options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
-        out, lse = torch_ops.forward(q, k, v, torch_ops.Request(options, with_lse=True, deterministic=True))
-    else:
-        result = attention(
-            q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap,
-            return_lse=return_attn_probs,
-        )  # fmt: skip
-        out, lse = result if return_attn_probs else (result, None)
+    result = attention(
+        q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap, return_lse=return_attn_probs,
+        deterministic=deterministic,
+    )  # fmt: skip
+    out, lse = result if return_attn_probs else (result, None)
     out = out.transpose(1, 2)
     if head_dim != out.shape[-1]:
         out = out[..., :head_dim]
@@ -164,10 +154,6 @@ def _refuse(**requested: bool) -> None:
     names = [name for name, is_requested in requested.items() if is_requested]
     if names:
         raise NotImplementedError(f"{', '.join(names)}: not supported by flashwright; leave it at its default")
-
-
-def _any_requires_grad(*tensors: torch.Tensor) -> bool:
-    return any(x.requires_grad for x in tensors)
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:

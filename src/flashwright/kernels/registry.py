@@ -64,6 +64,15 @@ def family_named(name: str, operation: str = "forward") -> KernelFamily:
     raise ValueError(f"family: {name!r} is not known; allowed: {', '.join(family_names(operation))}")
 
 
+def family_with_prefix(prefix: str) -> KernelFamily:
+    """Of any operation, by what the short forms of its configs begin with; raises `ValueError` for anything else."""
+    for family in _families.values():
+        if family.prefix == prefix:
+            return family
+    known = ", ".join(family.prefix for family in _families.values())
+    raise ValueError(f"family: {prefix!r} is not known; allowed: {known}")
+
+
 def family_of(config: KernelConfig) -> KernelFamily:
     """The family that a config is of; raises `TypeError` for what is no config."""
     family = _by_config_type.get(type(config))

@@ -11,12 +11,14 @@ import numpy as np
 from flashwright.choice.choose import chosen_config
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
+from flashwright.operators.backward import backward_kind
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
 from flashwright.runtime.devices import gpu_model
 from flashwright.runtime.forward import run_forward
-from flashwright.runtime.plans import CallKind, Packed, empty_output
+from flashwright.runtime.plans import CallKind
+from flashwright.runtime.tensors import Packed, empty_output, with_vector_rows
 
 if TYPE_CHECKING:
     import torch
@@ -120,8 +122,6 @@ def nothing_attended(q: Any, with_lse: bool) -> tuple[Any, Any]:
 def _with_vector_rows(x: Any) -> Any:
     """The array or CPU tensor itself if a kernel can read its rows in 16-byte vectors, otherwise a copy."""
     if not isinstance(x, np.ndarray):
-        from flashwright.runtime.plans import with_vector_rows
-
         return with_vector_rows(x)
     strides = [stride for stride, n in zip(x.strides[:-1], x.shape, strict=False) if n > 1]
     fits = x.strides[-1] == x.itemsize and not any(s % VECTOR_BYTES or s < 0 for s in strides)
@@ -131,3 +131,4 @@ def _with_vector_rows(x: Any) -> Any:
 def forget_plans() -> None:
     """Calls choose their kernels anew."""
     call_kind.cache_clear()
+    backward_kind.cache_clear()

@@ -1,25 +1,15 @@
-"""Gradients of attention: PyTorch's own FlashAttention backward, fed with the kernel's output and log-sum-exp.
-
-What that cannot differentiate (a soft cap, gradients of the log-sum-exp, `deterministic`), and everything on other
-devices, is differentiated by recomputing the reference.
-"""
+"""Gradients of attention: by our kernels on a GPU, by the reference on other devices."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
+from flashwright.operators.backward import differentiate_on_gpu
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
-from flashwright.problem.window import Window
-from flashwright.runtime.plans import empty_output
 from flashwright.runtime.reference import attention_gradients
-
-MAX_BACKWARD_HEAD_DIM_OF_SMALL_GPUS = 192
-"""Of PyTorch's FlashAttention backward, on GPUs with about 100 KiB of shared memory per block."""
 
 
 def dense_gradients(
@@ -32,15 +22,15 @@ def dense_gradients(
     lse: Tensor,
     options: AttentionOptions,
     *,
+    config: str,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of q, k and v, of (batch, heads, rows, head_dim) tensors."""
-    rows, keys, aligned = bottom_right_part(options.window, q.shape[2], k.shape[2])
-    known_window = _pytorch_knows(aligned, rows, keys)
-    computed = known_window and _pytorch_differentiates(q, grad_lse, options.softcap, deterministic)
-    if computed and not is_empty(q.shape, k.shape):
-        return _flash_gradients(grad_out, q, k, v, out, lse, options)
-    return attention_gradients(grad_out, grad_lse, q, k, v, options=options)
+    if not q.is_cuda or is_empty(q.shape, k.shape):
+        return attention_gradients(grad_out, grad_lse, q, k, v, options=options)
+    return differentiate_on_gpu(
+        grad_out, grad_lse, q, k, v, out, lse, options, config=config, deterministic=deterministic
+    )
 
 
 def packed_gradients(
@@ -57,18 +47,20 @@ def packed_gradients(
     options: AttentionOptions,
     sequences: Callable[[], list[tuple[slice, slice]]],
     *,
+    config: str,
     deterministic: bool,
 ) -> None:
-    """Writes those of packed (rows, heads, head_dim) tensors over zeros; `sequences` reads where each one lies."""
-    known_window = _pytorch_knows(options.window, *longest)
-    if known_window and _pytorch_differentiates(q, grad_lse, options.softcap, deterministic):
-        q_starts, kv_starts = (each.contiguous() for each in starts)
-        packed = (q_starts, kv_starts, *longest)
-        found = _flash_backward(grad_out, q, k, v, out, lse, packed, options.scale, options.window)
-        for target, gradient, each in zip(gradients, found, (q_starts, kv_starts, kv_starts), strict=True):
-            # Rows of no sequence are not written there.
-            torch.where(_in_a_sequence(each, target), gradient, torch.zeros_like(gradient[:1, :1, :1]), out=target)
+    """Writes those of packed (rows, heads, head_dim) tensors; `sequences` reads where each one lies."""
+    if q.is_cuda:
+        dq, dk, dv = (batched(gradient) for gradient in gradients)
+        differentiate_on_gpu(
+            batched(grad_out), grad_lse, batched(q), batched(k), batched(v), batched(out), lse, options,
+            config=config, deterministic=deterministic, starts=(starts[0].contiguous(), starts[1].contiguous()),
+            packed=(len(starts[0]) - 1, *longest), gradients=(dq, dk, dv),
+        )  # fmt: skip
         return
+    for gradient in gradients:
+        gradient.zero_()
     for rows, keys in sequences():
         if rows.start == rows.stop:
             continue
@@ -79,98 +71,6 @@ def packed_gradients(
             target[part] = gradient[0].transpose(0, 1)
 
 
-def _in_a_sequence(starts: Tensor, x: Tensor) -> Tensor:
-    """Which rows of (rows, heads, head_dim) belong to any sequence; starts are not read by the host."""
-    row = torch.arange(x.shape[0], device=x.device)[:, None, None]
-    return (row >= starts[0]) & (row < starts[-1])
-
-
 def batched(x: Tensor) -> Tensor:
     """(rows, heads, head_dim) as (1, heads, rows, head_dim)."""
     return x.transpose(0, 1).unsqueeze(0)
-
-
-def _pytorch_differentiates(q: Tensor, grad_lse: Tensor | None, softcap: float, deterministic: bool) -> bool:
-    """Whether PyTorch's FlashAttention backward computes this."""
-    if not q.is_cuda or grad_lse is not None or softcap or deterministic:
-        return False
-    capability = torch.cuda.get_device_capability(q.device)
-    small = capability in ((8, 6), (8, 7), (8, 9)) or capability[0] >= 12
-    return not small or q.shape[-1] <= MAX_BACKWARD_HEAD_DIM_OF_SMALL_GPUS
-
-
-def _pytorch_knows(window: Window, rows: int, keys: int) -> bool:
-    """Whether PyTorch's FlashAttention takes a window aligned to the bottom right for what it is.
-
-    It takes one that reaches as far right as there are keys for no limit at all; with more rows than keys, such a
-    window may still cut keys off the first rows.
-    """
-    return window.right is None or window.right < keys or window.right >= rows - 1
-
-
-def _flash_gradients(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    options: AttentionOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """By PyTorch's FlashAttention backward, whose windows are aligned to the bottom right only."""
-    rows, keys, aligned = bottom_right_part(options.window, q.shape[2], k.shape[2])
-    part = [x[:, :, :rows].transpose(1, 2) for x in (grad_out, q, out)]
-    grad_part, q_part, out_part = part
-    k_part, v_part = (x[:, :, :keys].transpose(1, 2) for x in (k, v))
-    gradients = _flash_backward(
-        grad_part, q_part, k_part, v_part, out_part, lse[:, :, :rows], (None, None, rows, keys), options.scale, aligned
-    )
-    dq, dk, dv = (gradient.transpose(1, 2) for gradient in gradients)
-    return _extended(dq, q), _extended(dk, k), _extended(dv, v)
-
-
-def bottom_right_part(window: Window, q_length: int, kv_length: int) -> tuple[int, int, Window]:
-    """The first rows and keys outside of which nothing is attended, and the window on them aligned bottom right.
-
-    Row i attends to keys i - left … i + right of a window aligned top left. Only keys before q_length + right, and rows
-    before kv_length + left, take part; on those, the window is the same moved by the difference of their numbers.
-    """
-    if window.bottom_right:
-        return q_length, kv_length, window
-    rows = q_length if window.left is None else min(q_length, kv_length + window.left)
-    keys = kv_length if window.right is None else min(kv_length, rows + window.right)
-    shift = keys - rows
-    left = None if window.left is None else window.left + shift
-    right = None if window.right is None else window.right - shift
-    return rows, keys, Window(left, right, True)
-
-
-def _extended(gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient of all of x, of whose rows only the first took part."""
-    if gradient.shape == x.shape:
-        return gradient
-    whole = empty_output(x).zero_()
-    whole[:, :, : gradient.shape[2]] = gradient
-    return whole
-
-
-def _flash_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    packed: tuple[Tensor | None, Tensor | None, int, int],
-    scale: float | None,
-    window: Window,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(…, rows, heads, head_dim) tensors. Heads of k and v may be fewer than q's."""
-    # There a row without keys has a log-sum-exp of +inf, so that exp(score - lse) is 0 for it.
-    lse = torch.where(lse == -math.inf, math.inf, lse).contiguous()
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    no_dropout = torch.empty(0, dtype=torch.uint64, device=q.device)
-    return torch.ops.aten._flash_attention_backward(
-        grad_out, q, k, v, out, lse, *packed, 0.0, False, no_dropout, no_dropout,
-        scale=scale, window_size_left=window.left, window_size_right=window.right,
-    )  # fmt: skip

@@ -5,8 +5,7 @@
 | `attention_forward`, `attention_backward` | (batch, heads, rows, head_dim) tensors |
 | `attention_varlen_forward`, `attention_varlen_backward` | (rows, heads, head_dim) tensors of packed sequences |
 
-On CUDA the forward pass is the kernel; `gradients` says what the backward pass is. On other devices both are the
-reference.
+On CUDA both passes are kernels, on other devices the reference.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from torch import Tensor
 
 from flashwright.operators.forward import run_on_gpu
 from flashwright.operators.gradients import batched, dense_gradients, packed_gradients
-from flashwright.operators.plain_calls import is_plain_call
+from flashwright.operators.plain_calls import DISPATCHED, RECORDED, way_of_call
+from flashwright.operators.recorded import record
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import sequence_rows
 from flashwright.problem.shapes import is_empty
 from flashwright.problem.window import Window
-from flashwright.runtime.plans import empty_output
 from flashwright.runtime.reference import attention_reference
+from flashwright.runtime.tensors import empty_output
 
 _REQUEST = (
     "float? scale, SymInt? window_left, SymInt? window_right, bool bottom_right, float softcap, bool with_lse, "
@@ -67,9 +67,39 @@ def varlen_forward(
 ) -> tuple[Tensor, Tensor]:
     """`attention_varlen_forward` with the log-sum-exp that its gradient needs."""
     request = _with_lse_for_gradient(request, q, k, v)
-    compute = _varlen_forward if is_plain_call(q, k, v) else torch.ops.flashwright.attention_varlen_forward
+    way = way_of_call(q, k, v)
+    if way == RECORDED:
+        return record(PackedCall(longest, request), q, k, v, *starts)
+    compute = torch.ops.flashwright.attention_varlen_forward if way == DISPATCHED else _varlen_forward
     out, lse = compute(q, k, v, *starts, *longest, *request.flat())
     return out, lse
+
+
+class PackedCall(NamedTuple):
+    """What the operators of packed sequences compute, beside the dispatcher."""
+
+    longest: tuple[int, int]
+    request: Request
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> tuple[Tensor, Tensor]:
+        q_starts, kv_starts = starts
+        return _varlen_forward(q, k, v, q_starts, kv_starts, *self.longest, *self.request.flat())
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        grad_lse: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *starts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q_starts, kv_starts = starts
+        return _varlen_backward(
+            grad_out, grad_lse, q, k, v, out, lse, q_starts, kv_starts, *self.longest, *self.request.flat()
+        )
 
 
 def _with_lse_for_gradient(request: Request, *tensors: Tensor) -> Request:
@@ -153,8 +183,9 @@ def _dense_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     request = Request.of(flat)
     gradients = dense_gradients(
-        grad_out, grad_lse, q, k, v, out, lse, request.options, deterministic=request.deterministic
-    )
+        grad_out, grad_lse, q, k, v, out, lse, request.options, config=request.config,
+        deterministic=request.deterministic,
+    )  # fmt: skip
     dq, dk, dv = (_copied(gradient, empty_output(x)) for gradient, x in zip(gradients, (q, k, v), strict=True))
     return dq, dk, dv
 
@@ -174,12 +205,13 @@ def _varlen_backward(
     *flat: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     request = Request.of(flat)
-    dq, dk, dv = (empty_output(x).zero_() for x in (q, k, v))
+    dq, dk, dv = (empty_output(x) for x in (q, k, v))
     if is_empty(q.shape, k.shape) or len(q_starts) < 2:
-        return dq, dk, dv
+        return dq.zero_(), dk.zero_(), dv.zero_()
     packed_gradients(
         (dq, dk, dv), grad_out, grad_lse, q, k, v, out, lse, (q_starts, kv_starts), (max_q, max_k), request.options,
-        lambda: packed_sequences(q, k, q_starts, kv_starts, max_q, max_k), deterministic=request.deterministic,
+        lambda: packed_sequences(q, k, q_starts, kv_starts, max_q, max_k), config=request.config,
+        deterministic=request.deterministic,
     )  # fmt: skip
     return dq, dk, dv
 

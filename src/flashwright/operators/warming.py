@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from flashwright.choice.choose import best_family, tuned_or_default
+from flashwright.choice.choose import backward_config, best_family, tuned_or_default
 from flashwright.compiler.kernel import Kernel
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig, Occasion
 from flashwright.kernels.forward.launch import forward_variant
-from flashwright.kernels.registry import family_named
+from flashwright.kernels.registry import family_named, family_of
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import LENGTH_BUCKETS
 from flashwright.problem.options import AttentionOptions
@@ -29,6 +29,7 @@ def needed_kernels(
     grouped: bool = False,
     training: bool = False,
     packed: bool = False,
+    deterministic: bool = False,
     family: str | None = None,
 ) -> list[tuple[KernelConfig, AttentionVariant]]:
     """What `attention()` uses on a GPU for such problems, whatever their lengths; each kernel once."""
@@ -43,16 +44,26 @@ def needed_kernels(
                 config, options, head_dim=head_dim, grouped_heads=grouped, packed=packed, returns_lse=returns_lse
             )
             found[config, variant] = None
+        if training:
+            config = backward_config(occasion, family=family, deterministic=deterministic)
+            variant = forward_variant(
+                config, options, head_dim=head_dim, grouped_heads=grouped, packed=packed, returns_lse=False
+            )
+            found[config, variant] = None
     return list(found)
 
 
 def compile_ahead(
     wanted: Iterable[tuple[KernelConfig, AttentionVariant]], arch: str, device_index: int | None, *, progress: bool
 ) -> list[Kernel[Any]]:
-    """Compiles kernels on all cores into the cache on disk and, on a GPU, loads them."""
-    wanted = list(wanted)
-    kernels = compile_all(wanted, arch, progress=progress)
+    """Compiles kernels, with their companions, on all cores into the cache on disk and, on a GPU, loads them."""
+    parts = [
+        (config, variant, companion)
+        for config, variant in wanted
+        for companion in (None, *family_of(config).companions)
+    ]
+    kernels = compile_all(parts, arch, progress=progress)
     if device_index is not None:
-        for config, variant in wanted:
-            loaded_kernel(config, variant, device_index)
+        for config, variant, companion in parts:
+            loaded_kernel(config, variant, device_index, companion)
     return kernels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from typing import Any
 
 from flashwright.compiler.kernel import Kernel
@@ -62,6 +63,20 @@ def compile_companion(
     )
 
 
+def compile_one(
+    config: KernelConfig | str,
+    variant: AttentionVariant,
+    companion: str | None = None,
+    *,
+    arch: str = OLDEST,
+    cache: ProgramCache | None = None,
+) -> Kernel[Any]:
+    """A config's own kernel, or its companion of that name."""
+    if companion is None:
+        return compile_kernel(config, arch, variant, cache=cache)
+    return compile_companion(as_config(config), companion, arch, variant, cache=cache)
+
+
 def compile_many(
     configs: Sequence[KernelConfig | str],
     arch: str = OLDEST,
@@ -75,13 +90,14 @@ def compile_many(
 
 
 def compile_all(
-    wanted: Iterable[tuple[KernelConfig | str, AttentionVariant]],
+    wanted: Iterable[tuple[KernelConfig | str, AttentionVariant] | tuple[KernelConfig, AttentionVariant, str | None]],
     arch: str = OLDEST,
     *,
     cache: ProgramCache | None = None,
     progress: bool = True,
 ) -> list[Kernel[Any]]:
-    """The kernels of configs and variants, in their order, compiled on all cores with a progress bar."""
+    """The kernels of configs and variants, in their order, compiled on all cores with a progress bar. Companions are
+    wanted by their names."""
     wanted = list(wanted)
     shared_cache = cache or ProgramCache()
     workers = min(len(wanted), os.cpu_count() or 1) or 1
@@ -89,7 +105,8 @@ def compile_all(
         progress_bar(f"compiling for {arch}", len(wanted), enabled=progress) as advance,
         ThreadPoolExecutor(workers) as pool,
     ):
-        futures = [pool.submit(compile_kernel, config, arch, variant, cache=shared_cache) for config, variant in wanted]
+        one = partial(compile_one, arch=arch, cache=shared_cache)
+        futures = [pool.submit(one, *each) for each in wanted]
         try:
             for future in as_completed(futures):
                 future.result()

@@ -9,13 +9,13 @@ import numpy as np
 
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import as_config
-from flashwright.problem.dtypes import NUMPY_DTYPES, DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import check_starts, sequence_rows
 from flashwright.problem.window import FULL, Window
-from flashwright.runtime.devices import GPUError, require_torch
-from flashwright.runtime.plans import CallKind, Packed
+from flashwright.runtime.devices import GPUError
+from flashwright.runtime.plans import CallKind
 from flashwright.runtime.simulated import simulate_forward
+from flashwright.runtime.tensors import Packed, as_numpy, as_torch, check_tensors_for, longest_of
 
 __all__ = ["GPUError", "run_forward"]
 
@@ -55,7 +55,7 @@ def run_forward(
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_starts(cu_seqlens_q, cu_seqlens_k)
         starts = (cu_seqlens_q, cu_seqlens_k)
-        packed = (len(cu_seqlens_q) - 1, _longest(cu_seqlens_q, max_seqlen_q), _longest(cu_seqlens_k, max_seqlen_k))
+        packed = (len(cu_seqlens_q) - 1, longest_of(cu_seqlens_q, max_seqlen_q), longest_of(cu_seqlens_k, max_seqlen_k))
     if device == "simulator":
         output, lse = _run_on_simulator(known, q, k, v, options, out, return_lse, starts, packed)
     elif device in (None, "gpu"):
@@ -63,10 +63,6 @@ def run_forward(
     else:
         raise ValueError(f"device: {device!r} is not known; allowed: 'gpu', 'simulator'")
     return (output, lse) if return_lse else output
-
-
-def _longest(starts: Any, given: int | None) -> int:
-    return int((starts[1:] - starts[:-1]).max()) if given is None else given
 
 
 # --- A GPU ---------------------------------------------------------------------------------------------------------
@@ -83,7 +79,8 @@ def _run_on_gpu(
     starts: tuple[Any, Any] | None,
     packed: Packed | None,
 ) -> tuple[Any, Any]:
-    _check_tensors(config, q, k, v, out, starts)
+    outputs = {} if out is None else {"out": out}
+    check_tensors_for(config, {"q": q, "k": k, "v": v}, outputs, starts)
     if starts is not None:
         starts = (starts[0].contiguous(), starts[1].contiguous())
     return _call_kind(config, options, q.device.index, return_lse).run(q, k, v, out, starts, packed)
@@ -93,37 +90,6 @@ def _run_on_gpu(
 def _call_kind(config: KernelConfig, options: AttentionOptions, device_index: int, returns_lse: bool) -> CallKind:
     options.check()
     return CallKind(options, lambda *sizes: config, returns_lse=returns_lse, device_index=device_index)
-
-
-def _check_tensors(config: KernelConfig, q: Any, k: Any, v: Any, out: Any, starts: tuple[Any, Any] | None) -> None:
-    torch = require_torch("running on a GPU")
-    tensors = {"q": q, "k": k, "v": v}
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.dim() != 4:
-            raise ValueError(
-                f"{name}: shape {tuple(tensor.shape)} has {tensor.dim()} dimensions; expected 4: (batch, heads, rows, "
-                "head_dim)"
-            )
-        if 0 in tensor.shape:
-            raise ValueError(f"{name}: shape {tuple(tensor.shape)} has no elements, which leaves nothing to compute")
-        if DType.parse(str(tensor.dtype)) != config.dtype:
-            raise ValueError(f"{name}: dtype is {tensor.dtype}, but the config computes {config.dtype.name}")
-    if q.shape[3] > config.d_head:
-        raise ValueError(f"q: head_dim is {q.shape[3]}, but the config computes up to d_head = {config.d_head}")
-    if out is not None:
-        tensors["out"] = out
-    if starts is not None:
-        tensors |= {"cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1]}
-    if q.device.type != "cuda":
-        missing = "" if torch.cuda.is_available() else ", and PyTorch sees no CUDA GPU on this machine"
-        raise GPUError(f"q is on {q.device}, not on a GPU{missing}")
-    for name, tensor in tensors.items():
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}; all tensors must be on one GPU")
-    if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
-        raise ValueError(f"out: {tuple(out.shape)} of {out.dtype} does not match q: {tuple(q.shape)} of {q.dtype}")
 
 
 # --- The simulated GPU -------------------------------------------------------------------------------------------
@@ -140,7 +106,7 @@ def _run_on_simulator(
     starts: tuple[Any, Any] | None,
     packed: Packed | None,
 ) -> tuple[Any, Any]:
-    arrays = [_as_numpy(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v))]
+    arrays = [as_numpy(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v))]
     array_starts = None
     if starts is not None and packed is not None:
         array_starts = (np.ascontiguousarray(starts[0]), np.ascontiguousarray(starts[1]))
@@ -154,28 +120,8 @@ def _run_on_simulator(
     )  # fmt: skip
     output, lse = simulated.output, simulated.lse
     if not isinstance(q, np.ndarray):
-        output, lse = _as_torch(output, q.dtype), None if lse is None else _as_torch(lse)
+        output, lse = as_torch(output, q.dtype), None if lse is None else as_torch(lse)
     if out is not None:
         out[...] = output
         output = out
     return output, lse
-
-
-def _as_numpy(name: str, tensor: Any) -> np.ndarray:
-    """A view of a CPU tensor, or the array itself. NumPy has no bfloat16 of its own, so bits are passed on."""
-    if isinstance(tensor, np.ndarray):
-        return tensor
-    import torch
-
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: expected a NumPy array or a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name} is on {tensor.device}; the simulator takes NumPy arrays and CPU tensors")
-    dtype = DType.parse(str(tensor.dtype))
-    return tensor.detach().view(torch.int16).numpy().view(NUMPY_DTYPES[dtype])
-
-
-def _as_torch(array: np.ndarray, dtype: Any = None) -> Any:
-    import torch
-
-    return torch.from_numpy(array) if dtype is None else torch.from_numpy(array.view(np.int16)).view(dtype)

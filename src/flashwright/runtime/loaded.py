@@ -10,7 +10,7 @@ from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.launch import Grid
 from flashwright.kernels.registry import tile_shapes
 from flashwright.problem.variant import AttentionVariant
-from flashwright.runtime.compiling import compile_kernel
+from flashwright.runtime.compiling import compile_one
 from flashwright.runtime.devices import (
     OLDEST_COMPUTE_CAPABILITY,
     GPUError,
@@ -56,19 +56,21 @@ class LoadedKernel:
             raise GPUError(f"launching {self.kernel.config} with grid {grid} failed: {driver_error_text(status)}")
 
 
-_loaded: dict[tuple[KernelConfig, AttentionVariant, int], LoadedKernel] = {}
+_loaded: dict[tuple[KernelConfig, AttentionVariant, int, str | None], LoadedKernel] = {}
 _loading = SharedWork()
 
 
-def loaded_kernel(config: KernelConfig, variant: AttentionVariant, device_index: int) -> LoadedKernel:
-    """The kernel of a config on a GPU, compiled and loaded on first use, once for all threads."""
-    key = (config, variant, device_index)
+def loaded_kernel(
+    config: KernelConfig, variant: AttentionVariant, device_index: int, companion: str | None = None
+) -> LoadedKernel:
+    """The kernel of a config on a GPU, or a companion of it, compiled and loaded on first use, once for all threads."""
+    key = (config, variant, device_index, companion)
     if key not in _loaded:
-        _loaded[key] = _loading.once(key, lambda: _load(config, variant, device_index))
+        _loaded[key] = _loading.once(key, lambda: _load(*key))
     return _loaded[key]
 
 
-def _load(config: KernelConfig, variant: AttentionVariant, device_index: int) -> LoadedKernel:
+def _load(config: KernelConfig, variant: AttentionVariant, device_index: int, companion: str | None) -> LoadedKernel:
     import torch
 
     properties = torch.cuda.get_device_properties(device_index)
@@ -83,7 +85,7 @@ def _load(config: KernelConfig, variant: AttentionVariant, device_index: int) ->
             f"{config} needs {shared_bytes} bytes of shared memory per block; {properties.name} has {most}. "
             "Choose a smaller B_r or B_c."
         )
-    kernel = compile_kernel(config, f"sm_{major}{minor}", variant)
+    kernel = compile_one(config, variant, companion, arch=f"sm_{major}{minor}")
     with torch.cuda.device(device_index):
         make_context_current(device_index)
         return LoadedKernel(kernel, device_index)

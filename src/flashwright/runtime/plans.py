@@ -8,14 +8,11 @@ strides decide; it neither compiles nor calls the driver.
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flashwright.hardware.tensor_map import TensorMap
-from flashwright.hardware.units import ELEMENT_BYTES, VECTOR_BYTES
+from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.forward.launch import (
     MAX_BLOCKS,
@@ -28,28 +25,31 @@ from flashwright.kernels.forward.launch import (
 )
 from flashwright.kernels.launch import Grid, Sizes
 from flashwright.kernels.registry import family_of
-from flashwright.kernels.tensors import DeviceTensor, check_layout
-from flashwright.problem.dtypes import DType
+from flashwright.kernels.tensors import check_layout
 from flashwright.problem.lengths import MAX_LENGTH, length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import check_shapes, is_empty
 from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
+from flashwright.runtime.parameters import WORD_BYTES, Parameters, kind_of_map, words_of
 from flashwright.runtime.tensor_maps import WORDS, map_template
+from flashwright.runtime.tensors import (
+    VECTOR_MASK,
+    Packed,
+    device_tensor,
+    empty_output,
+    in_vectors,
+    placed_anywhere,
+    with_vector_rows,
+)
 
 if TYPE_CHECKING:
     import torch
-
-WORD_BYTES = 8
-_VECTOR_MASK = VECTOR_BYTES // ELEMENT_BYTES - 1
-_SOME_ADDRESS = VECTOR_BYTES
 
 Choose = Callable[[int, int, int], KernelConfig]
 """The config for a head dimension and the lengths of queries and keys; the same within a bucket of lengths."""
 Schedule: TypeAlias = "array[int] | tuple[int, int]"
 """Words of a schedule: all of them, or the first two, where a rule of the kernel's own serves."""
-Packed = tuple[int, int, int]
-"""(sequences, rows of the longest, keys of the longest) of packed sequences."""
 
 
 def _word(name: str) -> int:
@@ -125,7 +125,7 @@ class CallKind:
         if len(layout) > 6 and layout[6] is not None:  # the caller's own output
             check_layout(device_tensor("out", out))
         found: Arrangement | CopiesFirst
-        if all(_in_vectors(x) for x in (q, k, v, out)):
+        if all(in_vectors(x) for x in (q, k, v, out)):
             found = self._plan(q, k, v, out, packed).arranged(layout, out.stride(), packed)
             if buckets is not None:
                 self._latest[buckets] = found
@@ -160,7 +160,7 @@ class CallKind:
     ) -> Plan:
         launch = family_of(config).launch(
             config,
-            *(_anywhere(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out))),
+            *(placed_anywhere(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out))),
             lse_address=int(self.returns_lse),
             options=self.options,
             packed=None if packed is None else PackedSequences(packed[0], 0, 0, packed[1], packed[2]),
@@ -185,12 +185,12 @@ class Plan:
         self.rules = family_of(config).launch_rules
         self.row_stride = self.rules.row_stride(config)
         self.multiprocessors = multiprocessors(kind.device_index)
-        self.maps = [map_template(_kind_of_map(each)) for each in launch.tensor_maps]
+        self.maps = [map_template(kind_of_map(each)) for each in launch.tensor_maps]
         # The parameters one after the other in 8-byte words: tensor maps, arguments, perhaps a schedule.
         self.words = array("Q", [word for template in self.maps for word in template.blank])
         self.arguments = len(self.maps) * WORDS
-        self.words.extend(_words_of(launch.arguments))
-        self.schedule = None if launch.schedule is None else _words_of(launch.schedule)
+        self.words.extend(words_of(launch.arguments))
+        self.schedule = None if launch.schedule is None else words_of(launch.schedule)
         self.schedule_word = len(self.words)
         self.before_schedule = slice(0, len(self.words))
         self.spare: list[Parameters] = []
@@ -235,6 +235,13 @@ class Plan:
             template.write(words, index * WORDS, shape[::-1], map_strides(shape, strides))
         return Arrangement(self, layout, words, self.schedule_by_rule(q_blocks, q_heads, batches), grid)
 
+    def new_parameters(self) -> Parameters:
+        words, first_words = self.words[:], [*range(0, self.arguments + 1, WORDS)]
+        if self.schedule is not None:
+            first_words.append(len(words))
+            words.extend(self.schedule)
+        return Parameters(words, first_words)
+
     def schedule_by_rule(self, q_blocks: int, heads: int, batches: int) -> tuple[int, int] | None:
         """The first words of a schedule, found at once; None if the kernel takes none."""
         return None if self.schedule is None else self.rules.schedule_by_rule(q_blocks, heads, batches)
@@ -244,34 +251,12 @@ class Plan:
         assert self.rules.schedule is not None
         (batch, q_heads, q_rows, _), (_, kv_heads, kv_rows, _) = layout[0], layout[2]
         sizes = Sizes(batch, q_heads, kv_heads, q_rows, kv_rows)
-        return _words_of(self.rules.schedule(self.config, self.variant, sizes, self.kind.options.window, grid[0]))
+        return words_of(self.rules.schedule(self.config, self.variant, sizes, self.kind.options.window, grid[0]))
 
 
 _Q, _K, _V, _O = (_word(name) for name in "QKVO")
 _LSE_BATCH_STRIDE, _LSE_HEAD_STRIDE = _word("lse_batch_stride"), _word("lse_head_stride")
 _LENGTHS, _HEADS, _BLOCKS = _word("q_length"), _word("q_heads"), _word("q_blocks")
-
-
-class Parameters:
-    """A launch's parameters in memory, and behind them their addresses, as the driver takes them."""
-
-    __slots__ = ("address", "schedule", "words")
-
-    def __init__(self, plan: Plan) -> None:
-        self.words = words = plan.words[:]
-        self.schedule: Schedule | None = None
-        """Which was written last."""
-        first_words = [*range(0, plan.arguments + 1, WORDS)]
-        if plan.schedule is not None:
-            first_words.append(len(words))
-            words.extend(plan.schedule)
-        places = len(words)
-        words.extend(first_words)
-        base = words.buffer_info()[0]
-        for index, first in enumerate(first_words):
-            words[places + index] = base + WORD_BYTES * first
-        self.address = base + WORD_BYTES * places
-        """Of the addresses."""
 
 
 class Arrangement:
@@ -312,7 +297,7 @@ class Arrangement:
         try:
             parameters = plan.spare.pop()
         except IndexError:
-            parameters = Parameters(plan)
+            parameters = plan.new_parameters()
         words = parameters.words
         words[plan.before_schedule] = self.words
         schedule = self.schedule
@@ -365,7 +350,7 @@ class Arrangement:
             or not batch * kv_rows * q_shape[2]
             or k_column != 1
             or v_column != 1
-            or (k_batch | k_head | k_row | v_batch | v_head | v_row) & _VECTOR_MASK
+            or (k_batch | k_head | k_row | v_batch | v_head | v_row) & VECTOR_MASK
             or kv_rows > MAX_LENGTH
             or plan.row_stride
         ):
@@ -416,7 +401,7 @@ class Arrangement:
             or heads != old_shape[1]
             or q_column != 1
             or o_column != 1
-            or (q_batch | q_head | q_row | o_batch | o_head | o_row) & _VECTOR_MASK
+            or (q_batch | q_head | q_row | o_batch | o_head | o_row) & VECTOR_MASK
             or rows > MAX_LENGTH
             or q_blocks * heads * batch > MAX_BLOCKS
         ):
@@ -432,17 +417,6 @@ class Arrangement:
             if not (only_rows and Q.write_rows(words, 0, rows)):
                 Q.write(words, 0, (head_dim, rows, heads, batch), map_strides(shape, strides))
         return True
-
-
-def _words_of(parameter: ctypes.Structure) -> array[int]:
-    data = bytes(parameter)
-    return array("Q", data + bytes(-len(data) % WORD_BYTES))
-
-
-def _kind_of_map(tensor_map: TensorMap) -> TensorMap:
-    """The map without what changes from call to call."""
-    rank = tensor_map.rank
-    return replace(tensor_map, address=_SOME_ADDRESS, shape=(1,) * rank, strides=(0,) * (rank - 1))
 
 
 class CopiesFirst:
@@ -461,46 +435,8 @@ class CopiesFirst:
         packed: Packed | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Copies what must be copied. Room for the output that is laid out as q was is replaced if need be."""
-        if not _in_vectors(out):
+        if not in_vectors(out):
             out = empty_output(q)
         check_layout(device_tensor("out", out))
         q, k, v = (with_vector_rows(x) for x in (q, k, v))
         return self._kind.run(q, k, v, out, starts, packed)
-
-
-# --- Tensors -------------------------------------------------------------------------------------------------------
-
-
-def device_tensor(name: str, tensor: torch.Tensor) -> DeviceTensor:
-    """The view that a launch needs of a PyTorch tensor."""
-    return DeviceTensor(
-        name, tensor.data_ptr(), DType.parse(str(tensor.dtype)), tuple(tensor.shape), tuple(tensor.stride())
-    )
-
-
-def _anywhere(name: str, tensor: torch.Tensor) -> DeviceTensor:
-    """The same with some address: the real one is filled in at every run."""
-    return replace(device_tensor(name, tensor), address=_SOME_ADDRESS)
-
-
-def empty_output(q: torch.Tensor) -> torch.Tensor:
-    """Room for something of a tensor's shape: laid out as it, or contiguous where its rows are not."""
-    import torch
-
-    out = torch.empty_like(q)
-    return out if out.stride(-1) == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
-
-
-def _in_vectors(x: torch.Tensor) -> bool:
-    """Whether rows can be moved in 16-byte vectors, the address apart. Strides of dimensions of size 1 mean nothing."""
-    *outer, inner = x.stride()
-    return inner == 1 and not any(s & _VECTOR_MASK and n > 1 for s, n in zip(outer, x.shape, strict=False))
-
-
-def with_vector_rows(x: Any) -> Any:
-    """The tensor itself if a kernel can read its rows in 16-byte vectors, otherwise a copy."""
-    import torch
-
-    if _in_vectors(x) and x.data_ptr() % VECTOR_BYTES == 0:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
