@@ -10,6 +10,7 @@ from flashwright.integrations.flash_attn import (
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
 )
+from flashwright.integrations.kv_cache import flash_attn_with_kvcache
 from flashwright.integrations.sdpa import scaled_dot_product_attention
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.ladder import get_kernel_progression, get_kernel_progression_configs
@@ -57,6 +58,7 @@ __all__ = [
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "get_autotuning_kernel_configs",
     "get_hopper_configs",
     "get_hopper_progression",

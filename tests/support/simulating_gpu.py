@@ -12,15 +12,23 @@ import pytest
 import torch
 
 from flashwright.kernels.backward.launch import BackwardArguments
+from flashwright.kernels.decode.append import APPEND, AppendArguments
+from flashwright.kernels.decode.launch import DecodeArguments
 from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.kernels.registry import family_of
 from flashwright.kernels.tensors import TensorView
-from flashwright.runtime import backward_plans, plans
+from flashwright.runtime import backward_plans, decode_plans, plans
 from flashwright.runtime.compiling import compile_one
 from flashwright.simulator.gpu import SimulatedGPU
 
 MULTIPROCESSORS = 4
-ARGUMENTS: dict[str, type[ctypes.Structure]] = {"forward": ForwardArguments, "backward": BackwardArguments}
+ARGUMENTS: dict[str, type[ctypes.Structure]] = {
+    "forward": ForwardArguments,
+    "backward": BackwardArguments,
+    "decode": DecodeArguments,
+    APPEND: AppendArguments,
+}
+"""By operation, or by companion where it takes others."""
 
 
 class SimulatingKernel:
@@ -29,7 +37,7 @@ class SimulatingKernel:
     def __init__(self, gpu: SimulatingGPU, config: Any, variant: Any, companion: str | None) -> None:
         self._gpu = gpu
         self._kernel = compile_one(config, variant, companion, arch="sm_80") if gpu.executes else None
-        self._arguments = ARGUMENTS[family_of(config).operation.name]
+        self._arguments = ARGUMENTS[companion if companion in ARGUMENTS else family_of(config).operation.name]
         self._name = (family_of(config).prefix, companion)
 
     def launch(self, grid: tuple[int, int, int], parameters_at: int, stream: int) -> None:
@@ -70,6 +78,9 @@ def _translate(
         value = getattr(arguments, name)
         if isinstance(value, ctypes.Structure):
             _translate(value, device, uploaded, storages)
+        elif isinstance(value, ctypes.Array):
+            for each in value:
+                _translate(each, device, uploaded, storages)
         elif value and kind is ctypes.c_uint64 and (not isinstance(arguments, TensorView) or name == "data"):
             base, size = next((base, size) for base, size in storages if base <= value < base + size)
             if (base, size) not in uploaded:
@@ -83,11 +94,12 @@ class SimulatingGPU:
         """Otherwise launches are counted, and what they would write is undefined."""
         self.launches: list[tuple[str, str | None]] = []
         """(family, companion) of each, in their order."""
-        for module in (plans, backward_plans):
+        for module in (plans, backward_plans, decode_plans):
             monkeypatch.setattr(module, "loaded_kernel", self._load)
             monkeypatch.setattr(module, "multiprocessors", lambda index: MULTIPROCESSORS)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
 
     def _load(self, config: Any, variant: Any, device_index: int, companion: str | None = None) -> SimulatingKernel:

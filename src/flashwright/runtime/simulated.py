@@ -228,14 +228,13 @@ def simulate_decode(
     scratch = decode_scratch(
         known, tensors[0], tensors[1], cache, multiprocessors=multiprocessors, split_units=split_units
     )
-    memory = np.full(scratch.total // 4, np.nan, np.float32)
-    memory[: scratch.partial_O // 4] = 0  # the arrivals
     lse_address = 0 if lse is None else gpu.to_device(lse)
     launch: DecodeLaunch = family.launch(
         known,
         *tensors,
         cache=cache,
-        scratch_address=gpu.to_device(memory),
+        partials_address=gpu.to_device(np.full(scratch.partial_bytes // 4, np.nan, np.float32)),
+        arrivals_address=gpu.to_device(np.zeros(scratch.arrivals, np.int32)),
         multiprocessors=multiprocessors,
         options=options or AttentionOptions(),
         lse_address=lse_address,

@@ -5,13 +5,15 @@
 struct DecodeArguments {
     // K and V are a cache: its batch dimension counts sequences or pages, `kv_length` is the most keys of a sequence.
     ForwardArguments forward;
-    const int *kv_lengths;  // of each sequence, from the beginning of its cache; null: `kv_length` of all
+    // Of each sequence, from the beginning of its cache, less those that were appended since; null: `kv_length` of all.
+    const int *kv_lengths;
     const int *kv_begins;   // the first key of each; null: the first of its cache
     const int *cache_index; // which of the cache's sequences each one has; null: its own
     const int *page_table;  // the pages of each sequence, in order; null: the cache is not paged
     int64 page_table_stride;
     int page_rows, cache_size; // keys of a page; sequences or pages of the cache
     int row_tiles;             // of the most rows that a sequence has
+    int appended_keys;         // of every sequence
     int split_units;           // every split has so many units, whatever else is computed; 0: splits are balanced
     // Partial results: rows of O in fp32, not divided by their sums; maxima and sums of rows; how many of an item's
     // segments have arrived.
@@ -34,7 +36,7 @@ struct CachedSequence {
             q_start = first;
         }
         if (args.kv_lengths)
-            kv_end = clamp(args.kv_lengths[batch], 0, args.forward.kv_length);
+            kv_end = clamp(args.kv_lengths[batch] + args.appended_keys, 0, args.forward.kv_length);
         if (args.kv_begins)
             kv_begin = clamp(args.kv_begins[batch], 0, kv_end);
         if (args.cache_index)

@@ -31,6 +31,7 @@ class DecodeArguments(ctypes.Structure):
         ("page_rows", ctypes.c_int32),
         ("cache_size", ctypes.c_int32),
         ("row_tiles", ctypes.c_int32),
+        ("appended_keys", ctypes.c_int32),
         ("split_units", ctypes.c_int32),
         ("partial_O", ctypes.c_uint64),
         ("partial_terms", ctypes.c_uint64),
@@ -49,7 +50,8 @@ class CacheView:
 
     sequences: int
     kv_lengths: int = 0
-    """Of each sequence; all that the cache holds, if there is none."""
+    """Of each sequence, less what was appended since; all that the cache holds, if there is none."""
+    appended_keys: int = 0
     kv_begins: int = 0
     """The first key of each."""
     cache_index: int = 0
@@ -67,24 +69,21 @@ class CacheView:
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Memory that a decode works in, in bytes from its beginning. The arrivals must be zero before the first launch;
-    every launch leaves them so."""
+    """Memory that a decode works in. The arrivals must be zero before the first launch; every launch leaves them so."""
 
     arrivals: int
-    partial_O: int
+    """Counters, of 4 bytes."""
     partial_terms: int
-    total: int
+    """Where they begin among the partial results, in bytes."""
+    partial_bytes: int
 
     ALIGNMENT = 256
 
     @classmethod
     def of(cls, config: Splitting, items: int, slots: int) -> DecodeScratch:
-        def aligned(size: int) -> int:
-            return -(-size // cls.ALIGNMENT) * cls.ALIGNMENT
-
-        arrivals = aligned(4 * items)
-        terms = arrivals + aligned(4 * slots * config.B_r * config.d_head)
-        return cls(0, arrivals, terms, terms + aligned(8 * slots * config.B_r))
+        rows = slots * config.B_r
+        terms = -(-4 * rows * config.d_head // cls.ALIGNMENT) * cls.ALIGNMENT
+        return cls(items, terms, terms + 8 * rows)
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,8 @@ def decode_launch(
     o: DeviceTensor,
     *,
     cache: CacheView,
-    scratch_address: int,
+    partials_address: int,
+    arrivals_address: int,
     multiprocessors: int,
     options: AttentionOptions = NO_OPTIONS,
     lse_address: int = 0,
@@ -164,10 +164,11 @@ def decode_launch(
             page_rows=k.shape[2],
             cache_size=k.shape[0],
             row_tiles=row_tiles,
+            appended_keys=cache.appended_keys,
             split_units=split_units,
-            partial_O=scratch_address + scratch.partial_O,
-            partial_terms=scratch_address + scratch.partial_terms,
-            arrivals=scratch_address + scratch.arrivals,
+            partial_O=partials_address,
+            partial_terms=partials_address + scratch.partial_terms,
+            arrivals=arrivals_address,
         ),
     )
 

@@ -4,9 +4,10 @@ from flashwright.kernels.decode.ampere.config import AmpereDecodeKernelConfig
 from flashwright.kernels.decode.ampere.defaults import ampere_decode_default, ampere_decode_rejection_reason
 from flashwright.kernels.decode.ampere.names import parse_ampere_decode_config
 from flashwright.kernels.decode.ampere.shapes import AmpereDecodeShapes
-from flashwright.kernels.decode.ampere.source import ampere_decode_source
+from flashwright.kernels.decode.ampere.source import ampere_append_source, ampere_decode_source
+from flashwright.kernels.decode.append import APPEND, APPEND_THREADS
 from flashwright.kernels.decode.launch import DECODE
-from flashwright.kernels.family import KernelFamily
+from flashwright.kernels.family import Companion, KernelFamily
 
 AMPERE_DECODE = KernelFamily(
     operation=DECODE,
@@ -19,4 +20,5 @@ AMPERE_DECODE = KernelFamily(
     source=ampere_decode_source,
     rejection_reason=ampere_decode_rejection_reason,
     default_config=ampere_decode_default,
+    companions={APPEND: Companion(ampere_append_source, APPEND_THREADS)},
 )

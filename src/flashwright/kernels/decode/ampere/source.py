@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from flashwright.kernels.decode.ampere.config import AmpereDecodeKernelConfig
 from flashwright.kernels.decode.ampere.shapes import AmpereDecodeShapes
+from flashwright.kernels.decode.append import append_source
 from flashwright.kernels.source import (
     SPECIALISATION_HEADER,
     Constant,
@@ -19,17 +20,25 @@ from flashwright.problem.variant import PLAIN, AttentionVariant
 
 def ampere_decode_source(config: AmpereDecodeKernelConfig, variant: AttentionVariant = PLAIN) -> KernelSource:
     """The decode kernel of a config; raises `ValueError` for a config no kernel can be built from."""
-    shapes = AmpereDecodeShapes(config)
-    names = ("threads", "key_warps", "unit_keys", "row_tiles", "chunk_bytes", "stages_offset", "terms_offset")
-    constants: dict[str, dict[str, Constant]] = {
-        "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
-        "variant": variant_constants(variant),
-        "layout": dict(shapes.shared_layout.constants()),
-        "shape": {name: getattr(shapes, name) for name in names},
-    }
+    constants = _constants(config, variant)
     return KernelSource(
         text=f'#include "{SPECIALISATION_HEADER}"\n#include "decode/ampere.cuh"\n',
         headers=((SPECIALISATION_HEADER, specialisation(config, constants)), *device_headers()),
         name_expression=config.kernel_name(),
         file_name="ampere_decode.cu",
     )
+
+
+def ampere_append_source(config: AmpereDecodeKernelConfig, variant: AttentionVariant) -> KernelSource:
+    return append_source(config, _constants(config, variant))
+
+
+def _constants(config: AmpereDecodeKernelConfig, variant: AttentionVariant) -> dict[str, dict[str, Constant]]:
+    shapes = AmpereDecodeShapes(config)
+    names = ("threads", "key_warps", "unit_keys", "row_tiles", "chunk_bytes", "stages_offset", "terms_offset")
+    return {
+        "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
+        "variant": variant_constants(variant),
+        "layout": dict(shapes.shared_layout.constants()),
+        "shape": {name: getattr(shapes, name) for name in names},
+    }

@@ -1,0 +1,244 @@
+"""`flash_attn_with_kvcache`, as the second and the third generation of `flash_attn` spell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flashwright.kernels.decode.append import ROTARY_STEP
+from flashwright.kernels.decode.launch import PAGE_STEP
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+NO_WINDOW = (-1, -1)
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = NO_WINDOW,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    page_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    out: torch.Tensor | None = None,
+    row_invariant: bool = False,
+) -> Any:
+    """Attention of new queries to a cache of keys and values, into which new ones are written first.
+
+    q: (batch, rows, heads, head_dim), or with `cu_seqlens_q` (rows of all sequences, heads, head_dim). Caches:
+    (sequences, rows, kv_heads, head_dim), or (pages, rows of a page, kv_heads, head_dim) with `block_table`, which the
+    third generation calls `page_table`: (batch, pages of a sequence) int32. `cache_seqlens` is how many keys each
+    sequence has; `k` and `v`, (batch, new rows, kv_heads, head_dim), are written behind them. `cache_leftpad` is where
+    each sequence begins in its cache, `cache_batch_idx` which of the cache's sequences it has. Masks are aligned to the
+    bottom right.
+
+    With `rotary_cos` and `rotary_sin`, (positions, columns / 2), the new keys are rotated for their positions, and the
+    queries for the same where the mask is causal or a window, otherwise all for the first of them.
+
+    Lengths and page numbers that lead out of the cache are clamped on a GPU, and what does not fit is not written.
+    `num_splits` is accepted; splits are chosen on the device from the actual lengths. With `row_invariant`, the bits of
+    a sequence do not depend on the others. Gradients are not computed.
+    """
+    import torch
+
+    from flashwright.operators.decode import decode
+    from flashwright.runtime.decode_plans import CacheTensors
+
+    if alibi_slopes is not None:
+        raise NotImplementedError("alibi_slopes: not supported by flashwright; leave it at its default")
+    if block_table is not None and page_table is not None:
+        raise ValueError("block_table and page_table are two names of the same; give one of them")
+    if (k is None) != (v is None):
+        raise ValueError("k and v: give both of them, or none")
+    table = block_table if page_table is None else page_table
+    _check(q, k_cache, v_cache, ragged=cu_seqlens_q is not None)
+    options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
+    sequences = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    capacity = k_cache.shape[1]
+    if table is not None:
+        _check_numbers("block_table", table, 2, sequences, q)
+        if capacity % PAGE_STEP:
+            raise ValueError(f"pages of {capacity} rows are not allowed; allowed: multiples of {PAGE_STEP}")
+        capacity *= table.shape[1]
+    lengths = _lengths(cache_seqlens, sequences, capacity, q, appended=0 if k is None else k.shape[1])
+    for name, numbers in (("cache_leftpad", cache_leftpad), ("cache_batch_idx", cache_batch_idx)):
+        if numbers is not None:
+            _check_numbers(name, numbers, 1, sequences, q)
+    if table is not None and cache_batch_idx is not None:
+        raise ValueError("cache_batch_idx: a paged cache has its pages by block_table; give one of them")
+    if table is None and cache_batch_idx is None and k_cache.shape[0] != sequences:
+        raise ValueError(f"k_cache holds {k_cache.shape[0]} sequences, but there are {sequences}")
+    starts = None
+    if cu_seqlens_q is not None:
+        if max_seqlen_q is None:
+            raise ValueError("max_seqlen_q: the most rows of a sequence; needed with cu_seqlens_q")
+        _check_numbers("cu_seqlens_q", cu_seqlens_q, 1, sequences + 1, q)
+        starts = cu_seqlens_q.contiguous()
+    new = _new_rows(q, k_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, sequences, options)
+
+    def whole(numbers: torch.Tensor | None) -> torch.Tensor | None:
+        return None if numbers is None else numbers.to(torch.int32).contiguous()
+
+    cache = CacheTensors(
+        lengths, whole(cache_leftpad), whole(cache_batch_idx), whole(table), starts, int(max_seqlen_q or 0)
+    )
+    queries = q.transpose(1, 2) if cu_seqlens_q is None else q.transpose(0, 1)[None]
+    target = None
+    if out is not None:
+        if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device:
+            raise ValueError(
+                f"out: {tuple(out.shape)} of {out.dtype} on {out.device} does not match q: {tuple(q.shape)} of "
+                f"{q.dtype} on {q.device}"
+            )
+        target = out.transpose(1, 2) if cu_seqlens_q is None else out.transpose(0, 1)[None]
+    with torch.no_grad():
+        result, lse = decode(
+            queries, k_cache.transpose(1, 2), v_cache.transpose(1, 2), options, cache, new, out=target,
+            with_lse=return_softmax_lse, row_invariant=row_invariant,
+        )  # fmt: skip
+    if cu_seqlens_q is None:
+        result = result.transpose(1, 2)
+    else:
+        result, lse = result[0].transpose(0, 1), None if lse is None else lse[0]
+    return (result, lse) if return_softmax_lse else result
+
+
+def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, ragged: bool) -> None:
+    check_tensors(q, k_cache, v_cache)
+    if q.is_cuda:
+        check_kernel_dtype(q)
+    layouts = {
+        "q": (q, "(rows, heads, head_dim)" if ragged else "(batch, rows, heads, head_dim)", 3 if ragged else 4),
+        "k_cache": (k_cache, "(sequences or pages, rows, kv_heads, head_dim)", 4),
+        "v_cache": (v_cache, "(sequences or pages, rows, kv_heads, head_dim)", 4),
+    }
+    for name, (x, layout, dimensions) in layouts.items():
+        if x.dim() != dimensions:
+            raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: {layout}")
+    if k_cache.shape != v_cache.shape:
+        raise ValueError(
+            f"k_cache and v_cache must have the same shape; got {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    head_dim = q.shape[-1]
+    if head_dim != k_cache.shape[-1] or head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_D_HEAD:
+        raise ValueError(
+            f"head_dim: q has {head_dim}, k_cache {k_cache.shape[-1]}; allowed: equal, multiples of {HEAD_DIM_STEP} "
+            f"up to {MAX_D_HEAD}"
+        )
+    heads, kv_heads = q.shape[-2], k_cache.shape[-2]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"q has {heads} heads, which is not a multiple of the cache's {kv_heads}")
+
+
+def _check_numbers(name: str, numbers: Any, dimensions: int, count: int, q: torch.Tensor) -> None:
+    import torch
+
+    if not isinstance(numbers, torch.Tensor) or numbers.dtype not in (torch.int32, torch.int64):
+        kind = getattr(numbers, "dtype", type(numbers).__name__)
+        raise TypeError(f"{name}: expected an int32 tensor, got {kind}")
+    if numbers.dim() != dimensions or numbers.shape[0] != count:
+        raise ValueError(
+            f"{name}: shape {tuple(numbers.shape)} is not allowed; allowed: {dimensions} dimensions, the first of "
+            f"{count}"
+        )
+    if numbers.device != q.device:
+        raise ValueError(f"{name} is on {numbers.device}, q on {q.device}; all tensors must be on one device")
+
+
+def _lengths(
+    given: int | torch.Tensor | None, sequences: int, capacity: int, q: torch.Tensor, *, appended: int
+) -> torch.Tensor | None:
+    import torch
+
+    if given is None:
+        if appended:
+            raise ValueError("cache_seqlens: needed with k and v, which are written behind the keys that are there")
+        return None
+    if isinstance(given, int):
+        if not 0 <= given <= capacity - appended:
+            raise ValueError(
+                f"cache_seqlens: {given} is not allowed; allowed: 0 to {capacity - appended} (a cache of "
+                f"{capacity} keys{f', {appended} of them new' if appended else ''})"
+            )
+        return torch.full((sequences,), given, dtype=torch.int32, device=q.device)
+    _check_numbers("cache_seqlens", given, 1, sequences, q)
+    if (
+        given.device.type == "cpu"
+        and sequences
+        and not 0 <= int(given.min()) <= int(given.max()) <= capacity - appended
+    ):
+        raise ValueError(
+            f"cache_seqlens: from {int(given.min())} to {int(given.max())}; allowed: 0 to {capacity - appended}"
+        )
+    return given.to(torch.int32).contiguous()
+
+
+def _new_rows(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    cosines: torch.Tensor | None,
+    sines: torch.Tensor | None,
+    interleaved: bool,
+    cache_seqlens: Any,
+    sequences: int,
+    options: AttentionOptions,
+) -> Any:
+    from flashwright.runtime.decode_plans import NewRows
+
+    for name, x in (("k", k), ("v", v)):
+        if x is None:
+            continue
+        expected = (sequences, x.shape[1] if x.dim() == 4 else 0, *k_cache.shape[2:])
+        if tuple(x.shape) != expected or x.dtype != k_cache.dtype or x.device != k_cache.device:
+            raise ValueError(
+                f"{name}: {tuple(x.shape)} of {x.dtype} on {x.device} is not allowed; allowed: (batch {sequences}, new "
+                f"rows, {k_cache.shape[2]}, {k_cache.shape[3]}) of {k_cache.dtype} on {k_cache.device}"
+            )
+    if (cosines is None) != (sines is None):
+        raise ValueError("rotary_cos and rotary_sin: give both of them, or none")
+    if cosines is not None and sines is not None:
+        if k is None:
+            raise ValueError("rotary_cos: rotations are applied to new keys; give k and v too")
+        if cache_seqlens is None:
+            raise ValueError("rotary_cos: positions follow from cache_seqlens; give them too")
+        columns = 2 * cosines.shape[-1]
+        if cosines.dim() != 2 or cosines.shape != sines.shape or columns % ROTARY_STEP or columns > q.shape[-1]:
+            raise ValueError(
+                f"rotary_cos: shape {tuple(cosines.shape)} is not allowed; allowed: (positions, columns / 2), equal to "
+                f"rotary_sin's, columns a multiple of {ROTARY_STEP} up to head_dim = {q.shape[-1]}"
+            )
+        if cosines.dtype != q.dtype or cosines.device != q.device:
+            raise ValueError(f"rotary_cos: {cosines.dtype} on {cosines.device} differs from q: {q.dtype} on {q.device}")
+        cosines, sines = cosines.contiguous(), sines.contiguous()
+    window = options.window
+    return NewRows(
+        None if k is None else k.transpose(1, 2),
+        None if v is None else v.transpose(1, 2),
+        cosines,
+        sines,
+        interleaved,
+        advances=window.left is not None or window.right is not None,
+    )

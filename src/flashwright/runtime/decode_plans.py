@@ -1,0 +1,269 @@
+"""Launch plans of decoding: what a call decides once and repeats, kept apart from the addresses of its tensors.
+
+A `DecodeKind` is what a caller requests, shapes and strides apart. Within it, a `DecodeArrangement` has the packed
+parameters of its launches for tensors of certain shapes and strides. Lengths lie on the device: a cache that fills
+changes nothing here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flashwright.hardware.units import VECTOR_BYTES
+from flashwright.kernels.decode.append import APPEND, AppendLaunch, Rotary, append_launch
+from flashwright.kernels.decode.launch import CacheView, DecodeLaunch, DecodeScratch, decode_scratch
+from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.launch import Grid
+from flashwright.kernels.registry import family_of
+from flashwright.kernels.tensors import DeviceTensor
+from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.devices import multiprocessors
+from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
+from flashwright.runtime.parameters import Parameters, words_of
+
+if TYPE_CHECKING:
+    import torch
+
+Choose = Callable[[int, int], KernelConfig]
+"""The config for a head dimension and a number of packed rows."""
+
+
+class CacheTensors(NamedTuple):
+    """Which keys of a cache each sequence has: int32 tensors on the cache's device, contiguous."""
+
+    kv_lengths: torch.Tensor | None = None
+    """Before anything is appended; None: all that the cache holds."""
+    kv_begins: torch.Tensor | None = None
+    cache_index: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    q_starts: torch.Tensor | None = None
+    """Of ragged queries, in a q of batch 1."""
+    max_q_length: int = 0
+
+
+class NewRows(NamedTuple):
+    """What is done before: keys and values that are appended, (batch, heads, rows, head_dim), and the rotation of them
+    and of the queries."""
+
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    cosines: torch.Tensor | None = None
+    sines: torch.Tensor | None = None
+    interleaved: bool = True
+    advances: bool = True
+    """The positions of queries grow from row to row."""
+
+
+NOTHING_NEW = NewRows()
+
+
+class DecodeKind:
+    """Calls that differ in the shapes, strides and addresses of their tensors only."""
+
+    MOST_ARRANGEMENTS = 1024
+
+    def __init__(
+        self,
+        options: AttentionOptions,
+        choose: Choose,
+        *,
+        returns_lse: bool,
+        device_index: int,
+        split_units: int = 0,
+    ) -> None:
+        import torch
+
+        self.torch = torch
+        self.options = options
+        self.returns_lse = returns_lse
+        self.device_index = device_index
+        self.split_units = split_units
+        self.choose = choose
+        self.arrangements: dict[tuple[Any, ...], DecodeArrangement] = {}
+        self._arrivals: dict[int, torch.Tensor] = {}
+        """By stream: launches of one stream follow one another, and each leaves its counters at zero."""
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        cache: CacheTensors,
+        new: NewRows = NOTHING_NEW,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queues the launches for tensors that are not empty and whose rows are 16-byte vectors; returns the output
+        and, if requested, the log-sum-exp."""
+        tensors: tuple[torch.Tensor | None, ...] = (q, k, v, out, *cache[:5], *new[:4])
+        layout = (
+            *(None if x is None else (x.shape, x.stride()) for x in tensors), cache.max_q_length, *new[4:]
+        )  # fmt: skip
+        arrangement = self.arrangements.get(layout)
+        if arrangement is None:
+            if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
+                self.arrangements.clear()
+            arrangement = self.arrangements[layout] = DecodeArrangement(self, tensors, cache, new)
+        return arrangement.run(tensors)
+
+    def arrivals(self, count: int, stream: int, device: Any) -> torch.Tensor:
+        """Counters at zero. A captured launch has its own, cleared whenever it is replayed: replays on several streams
+        may overlap."""
+        torch = self.torch
+        if torch.cuda.is_current_stream_capturing():
+            return torch.zeros(count, dtype=torch.int32, device=device)
+        known = self._arrivals.get(stream)
+        if known is None or len(known) < count:
+            known = self._arrivals[stream] = torch.zeros(count, dtype=torch.int32, device=device)
+        return known
+
+
+# Behind the tensors that a caller gives.
+_LSE, _PARTIALS, _ARRIVALS, _ROTATED = range(13, 17)
+_MARK = 0x7ACE
+"""The highest 16 bits of what stands in the place of an address until it is known: behind them, which tensor's."""
+
+
+def _marker(index: int) -> int:
+    return _MARK << 48 | index << 32
+
+
+class Template:
+    """A launch's parameters, and which tensors' addresses they hold."""
+
+    def __init__(self, kernel: LoadedKernel, grid: Grid, arguments: ctypes.Structure) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.words = words_of(arguments)
+        self.places = [
+            (word, value >> 32 & 0xFFFF, value & 0xFFFFFFFF)
+            for word, value in enumerate(self.words)
+            if value >> 48 == _MARK
+        ]
+        """(word, tensor, bytes from its beginning)."""
+
+    def launch(self, addresses: list[int], stream: int) -> None:
+        words: array[int] = self.words[:]
+        for word, tensor, offset in self.places:
+            words[word] = addresses[tensor] + offset
+        self.kernel.launch(self.grid, Parameters(words, (0,)).address, stream)
+
+
+class DecodeArrangement:
+    """The launches for tensors of certain shapes and strides."""
+
+    def __init__(
+        self, kind: DecodeKind, tensors: tuple[torch.Tensor | None, ...], cache: CacheTensors, new: NewRows
+    ) -> None:
+        self.kind = kind
+        q, k, v, out = tensors[:4]
+        assert q is not None and k is not None and v is not None and out is not None
+        index = kind.device_index
+        self.rotates_queries = new.cosines is not None
+        views = [
+            DeviceTensor(name, _marker(place), DType.parse(str(x.dtype)), tuple(x.shape), tuple(x.stride()))
+            for place, (name, x) in enumerate((("q", q), ("k_cache", k), ("v_cache", v), ("out", out)))
+        ]
+        view = _cache_view(q, cache, 0 if new.k is None else new.k.shape[2])
+        group_rows = (cache.max_q_length if cache.q_starts is not None else q.shape[2]) * (q.shape[1] // k.shape[1])
+        config = kind.choose(q.shape[3], group_rows)
+        blocks = multiprocessors(index)
+        self.scratch: DecodeScratch = decode_scratch(
+            config, views[0], views[1], view, multiprocessors=blocks, split_units=kind.split_units
+        )
+        attended = list(views)
+        if self.rotates_queries:
+            rotated = self.kind.torch.empty_like(q, memory_format=self.kind.torch.contiguous_format)
+            attended[0] = DeviceTensor("q", _marker(_ROTATED), views[0].dtype, views[0].shape, tuple(rotated.stride()))
+        launch: DecodeLaunch = family_of(config).launch(
+            config,
+            *attended,
+            cache=view,
+            partials_address=_marker(_PARTIALS),
+            arrivals_address=_marker(_ARRIVALS),
+            multiprocessors=blocks,
+            options=kind.options,
+            lse_address=_marker(_LSE) if kind.returns_lse else 0,
+            split_units=kind.split_units,
+        )
+        self.own = Template(loaded_kernel(config, launch.variant, index), launch.grid, launch.arguments)
+        self.append: Template | None = None
+        if new.k is not None or self.rotates_queries:
+            appended = _append(launch, views, attended[0], new)
+            kernel = loaded_kernel(config, launch.variant, index, APPEND)
+            self.append = Template(kernel, appended.grid, appended.arguments)
+
+    def run(self, tensors: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        kind = self.kind
+        torch = kind.torch
+        q, out = tensors[0], tensors[3]
+        assert q is not None and out is not None
+        addresses = [0 if x is None else x.data_ptr() for x in tensors]
+        for name, address in zip(("q", "k_cache", "v_cache", "out"), addresses, strict=False):
+            if address % VECTOR_BYTES:
+                raise ValueError(f"{name}: address {address:#x} is not aligned to {VECTOR_BYTES} bytes")
+        index = kind.device_index
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if kind.returns_lse else None
+        partials = torch.empty(self.scratch.partial_bytes, dtype=torch.uint8, device=q.device)
+        arrivals = kind.arrivals(self.scratch.arrivals, stream, q.device)
+        rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if self.rotates_queries else None
+        addresses += [0 if x is None else x.data_ptr() for x in (lse, partials, arrivals, rotated)]
+        if index == torch._C._cuda_getDevice():
+            self._launch(addresses, stream)
+        else:
+            with torch.cuda.device(index):
+                self._launch(addresses, stream)
+        return out, lse
+
+    def _launch(self, addresses: list[int], stream: int) -> None:
+        if self.append is not None:
+            self.append.launch(addresses, stream)
+        self.own.launch(addresses, stream)
+
+
+def _cache_view(q: torch.Tensor, cache: CacheTensors, appended: int) -> CacheView:
+    def place(index: int) -> int:
+        return 0 if cache[index] is None else _marker(4 + index)
+
+    table, starts = cache.page_table, cache.q_starts
+    return CacheView(
+        q.shape[0] if starts is None else len(starts) - 1,
+        kv_lengths=place(0),
+        appended_keys=appended,
+        kv_begins=place(1),
+        cache_index=place(2),
+        page_table=place(3),
+        pages_per_sequence=0 if table is None else table.shape[1],
+        page_table_stride=0 if table is None else table.stride(0),
+        q_starts=place(4),
+        max_q_length=cache.max_q_length,
+    )
+
+
+def _append(launch: DecodeLaunch, views: list[DeviceTensor], attended_q: DeviceTensor, new: NewRows) -> AppendLaunch:
+    q, k_cache, v_cache, _ = views
+
+    def view(name: str, x: torch.Tensor | None, index: int) -> DeviceTensor | None:
+        if x is None:
+            return None
+        return DeviceTensor(name, _marker(index), DType.parse(str(x.dtype)), tuple(x.shape), tuple(x.stride()))
+
+    rotary = None
+    if new.cosines is not None:
+        positions, half = new.cosines.shape
+        rotary = Rotary(_marker(11), _marker(12), positions, 2 * half, new.interleaved)
+    return append_launch(
+        launch,
+        k_cache,
+        v_cache,
+        k=view("k", new.k, 9),
+        v=view("v", new.v, 10),
+        q=q if rotary is not None else None,
+        rotated_q=attended_q if rotary is not None else None,
+        rotary=rotary,
+        advances=new.advances,
+    )

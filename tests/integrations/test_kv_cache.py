@@ -1,0 +1,228 @@
+"""`flash_attn_with_kvcache`: the reference against plain loops, plans and kernels against the reference."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from simulating_gpu import SimulatingGPU
+
+from flashwright import flash_attn_with_kvcache
+from flashwright.kernels.registry import parse_config
+from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.decode_plans import CacheTensors, DecodeKind, NewRows
+
+CONFIG = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled"
+
+
+def some(*shape: int, seed: int = 0, dtype: Any = torch.float64) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def int32(*values: int) -> Any:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def naive(q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:
+    """Of one sequence: (rows, heads, head_dim) and (keys, kv_heads, head_dim)."""
+    group = q.shape[1] // k.shape[1]
+    out = torch.zeros_like(q)
+    for head in range(q.shape[1]):
+        for row in range(q.shape[0]):
+            last = k.shape[0] - q.shape[0] + row + 1 if causal else k.shape[0]
+            if last <= 0:
+                continue
+            scores = k[:last, head // group] @ q[row, head] / math.sqrt(q.shape[2])
+            out[row, head] = torch.softmax(scores, 0) @ v[:last, head // group]
+    return out
+
+
+def turned(x: Any, position: int, cosines: Any, sines: Any, interleaved: bool) -> Any:
+    """One row of one head, pair by pair."""
+    y, half = x.clone(), cosines.shape[1]
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        cosine, sine = cosines[position, i], sines[position, i]
+        y[a], y[b] = x[a] * cosine - x[b] * sine, x[b] * cosine + x[a] * sine
+    return y
+
+
+# --- The reference --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_a_cache_is_read_up_to_each_sequences_length(causal):
+    q, k, v = some(3, 2, 4, 16, seed=1), some(3, 9, 2, 16, seed=2), some(3, 9, 2, 16, seed=3)
+    lengths = (9, 1, 4)
+    out, lse = flash_attn_with_kvcache(q, k, v, cache_seqlens=int32(*lengths), causal=causal, return_softmax_lse=True)
+    for b, n in enumerate(lengths):
+        torch.testing.assert_close(out[b], naive(q[b], k[b, :n], v[b, :n], causal=causal))
+    assert lse.shape == (3, 4, 2)
+    assert (lse[1, :, 0] == -math.inf).all() == causal, "of two rows on one key, the first is before it"
+
+
+@pytest.mark.parametrize("name", ("block_table", "page_table"))
+def test_pages_are_found_by_either_name_of_their_table(name):
+    k, v, q = some(6, 16, 1, 8, seed=1), some(6, 16, 1, 8, seed=2), some(2, 1, 2, 8, seed=3)
+    table = int32(5, 0, 3, 2).view(2, 2)
+    out = flash_attn_with_kvcache(q, k, v, cache_seqlens=int32(20, 32), **{name: table})
+    for b, n in enumerate((20, 32)):
+        keys, values = (torch.cat([x[int(page)] for page in table[b]])[:n] for x in (k, v))
+        torch.testing.assert_close(out[b], naive(q[b], keys, values))
+
+
+def test_new_keys_are_written_behind_those_that_are_there_and_nothing_else_is():
+    k, v, q = some(2, 8, 1, 8, seed=1), some(2, 8, 1, 8, seed=2), some(2, 3, 1, 8, seed=3)
+    new_k, new_v = some(2, 3, 1, 8, seed=4), some(2, 3, 1, 8, seed=5)
+    expected = k.clone()
+    expected[0, 2:5], expected[1, 5:8] = new_k[0], new_k[1]
+    out = flash_attn_with_kvcache(q, k, v, new_k, new_v, cache_seqlens=int32(2, 5), causal=True)
+    assert torch.equal(k, expected)
+    for b, n in enumerate((5, 8)):
+        torch.testing.assert_close(out[b], naive(q[b], k[b, :n], v[b, :n], causal=True))
+
+
+@pytest.mark.parametrize("interleaved", (False, True))
+@pytest.mark.parametrize("causal", (False, True))
+def test_rotary_embeddings_turn_new_keys_and_queries(interleaved, causal):
+    q, k, v = some(1, 2, 1, 24, seed=1), some(1, 8, 1, 24, seed=2), some(1, 8, 1, 24, seed=3)
+    new_k, new_v = some(1, 2, 1, 24, seed=4), some(1, 2, 1, 24, seed=5)
+    angles = some(10, 8, seed=6)
+    cosines, sines = angles.cos(), angles.sin()
+    out = flash_attn_with_kvcache(
+        q, k, v, new_k, new_v, cosines, sines, cache_seqlens=3, causal=causal, rotary_interleaved=interleaved
+    )
+    for i in range(2):
+        expected = turned(new_k[0, i, 0], 3 + i, cosines, sines, interleaved)
+        torch.testing.assert_close(k[0, 3 + i, 0], expected)
+    queries = torch.stack([turned(q[0, i, 0], 3 + (i if causal else 0), cosines, sines, interleaved) for i in (0, 1)])
+    torch.testing.assert_close(out[0], naive(queries[:, None], k[0, :5], v[0, :5], causal=causal))
+
+
+def test_left_padding_indices_and_ragged_queries():
+    k, v, q = some(4, 8, 1, 8, seed=1), some(4, 8, 1, 8, seed=2), some(5, 2, 8, seed=3)
+    out = flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=int32(6, 8, 3), cache_leftpad=int32(2, 0, 1), cache_batch_idx=int32(3, 0, 2),
+        cu_seqlens_q=int32(0, 2, 2, 5), max_seqlen_q=3,
+    )  # fmt: skip
+    torch.testing.assert_close(out[:2], naive(q[:2], k[3, 2:6], v[3, 2:6]))
+    torch.testing.assert_close(out[2:], naive(q[2:], k[2, 1:3], v[2, 1:3]))
+
+
+def test_the_output_may_be_given():
+    q, k = some(1, 1, 2, 8), some(1, 4, 2, 8)
+    out = torch.full_like(q, math.nan)
+    assert flash_attn_with_kvcache(q, k, k, out=out).data_ptr() == out.data_ptr()
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    (
+        ({"cache_seqlens": 9}, r"cache_seqlens: 9 is not allowed; allowed: 0 to 8"),
+        ({"cache_seqlens": int32(9)}, r"cache_seqlens: from 9 to 9; allowed: 0 to 8"),
+        ({"cache_seqlens": [1]}, r"cache_seqlens: expected an int32 tensor, got list"),
+        ({"cache_seqlens": int32(1, 2)}, r"cache_seqlens: shape \(2,\) is not allowed"),
+        ({"k": some(1, 1, 1, 8)}, r"k and v: give both of them"),
+        ({"k": some(1, 1, 1, 8), "v": some(1, 1, 1, 8)}, r"cache_seqlens: needed with k and v"),
+        ({"k": some(1, 1, 2, 8), "v": some(1, 1, 2, 8), "cache_seqlens": 1}, r"k: \(1, 1, 2, 8\) .* is not allowed"),
+        ({"rotary_cos": some(4, 4)}, r"rotary_cos and rotary_sin: give both"),
+        ({"block_table": int32(0).view(1, 1)}, r"pages of 8 rows are not allowed; allowed: multiples of 16"),
+        ({"alibi_slopes": some(2)}, r"alibi_slopes: not supported"),
+        ({"cu_seqlens_q": int32(0, 1)}, r"q: shape \(1, 1, 2, 8\) is not allowed; allowed: \(rows, heads, head_dim\)"),
+        ({"out": some(1, 1, 1, 8)}, r"out: .* does not match q"),
+    ),
+)
+def test_what_is_wrong_is_said(arguments, message):
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
+        flash_attn_with_kvcache(some(1, 1, 2, 8), some(1, 8, 1, 8), some(1, 8, 1, 8), **arguments)
+
+
+# --- Plans and kernels ----------------------------------------------------------------------------------------------
+
+
+def run_kernels(
+    monkeypatch: pytest.MonkeyPatch, config: str, *arguments: Any, options: Any, split_units: int = 0
+) -> Any:
+    gpu = SimulatingGPU(monkeypatch)
+    kind = DecodeKind(
+        options, lambda *sizes: parse_config(config), returns_lse=True, device_index=0, split_units=split_units
+    )
+    results = [kind.run(*arguments) for _ in range(2)]
+    assert torch.equal(results[0][0], results[1][0]), "a second call finds counters at zero"
+    return results[0], gpu.launches
+
+
+def random_problem(seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Tensors as the drop-in takes them, with everything that a cache may have, mixed."""
+    draw = random.Random(seed)
+    batch, rows, kv_heads, group, head_dim = (
+        draw.randint(1, 3),
+        draw.randint(1, 5),
+        draw.randint(1, 2),
+        draw.randint(1, 4),
+        64,
+    )
+    capacity, paged, appends = 96, draw.random() < 0.5, draw.random() < 0.5
+    heads, new_rows = kv_heads * group, draw.randint(1, 3)
+    q = some(batch, rows, heads, head_dim, seed=seed + 1, dtype=torch.bfloat16)
+    lengths = [draw.randint(0, capacity - new_rows) for _ in range(batch)]
+    arguments: dict[str, Any] = {
+        "cache_seqlens": int32(*lengths),
+        "causal": draw.random() < 0.5,
+        "window_size": draw.choice(((-1, -1), (-1, -1), (20, 5))),
+        "softcap": draw.choice((0.0, 0.0, 5.0)),
+    }
+    if paged:
+        page = draw.choice((16, 32, 48))
+        pages = capacity // page * batch + 1
+        caches = [some(pages, page, kv_heads, head_dim, seed=seed + i, dtype=torch.bfloat16) for i in (2, 3)]
+        order = list(range(pages))
+        draw.shuffle(order)
+        arguments["block_table"] = int32(*order[: pages - 1]).view(batch, -1)
+    else:
+        caches = [some(batch + 1, capacity, kv_heads, head_dim, seed=seed + i, dtype=torch.bfloat16) for i in (2, 3)]
+        index = list(range(batch + 1))
+        draw.shuffle(index)
+        arguments["cache_batch_idx"] = int32(*index[:batch])
+    if draw.random() < 0.5:
+        arguments["cache_leftpad"] = int32(*(draw.randint(0, n) for n in lengths))
+    if appends:
+        shape = (batch, new_rows, kv_heads, head_dim)
+        arguments["k"], arguments["v"] = (some(*shape, seed=seed + i, dtype=torch.bfloat16) for i in (4, 5))
+        if draw.random() < 0.7:
+            angles = some(capacity, draw.choice((8, 16, 32)), seed=seed + 6)
+            arguments["rotary_cos"], arguments["rotary_sin"] = angles.cos().bfloat16(), angles.sin().bfloat16()
+            arguments["rotary_interleaved"] = draw.random() < 0.5
+    return (q, *caches), arguments
+
+
+@pytest.mark.parametrize("seed", (*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 40))))
+def test_plans_and_kernels_compute_what_the_reference_does(monkeypatch, seed):
+    (q, k, v), arguments = random_problem(100 * seed)
+    reference_caches = [k.clone(), v.clone()]
+    expected, expected_lse = flash_attn_with_kvcache(q, *reference_caches, **arguments, return_softmax_lse=True)
+    new = NewRows()
+    if "k" in arguments:
+        windowed = arguments["causal"] or arguments["window_size"] != (-1, -1)
+        new = NewRows(
+            arguments["k"].transpose(1, 2), arguments["v"].transpose(1, 2), arguments.get("rotary_cos"),
+            arguments.get("rotary_sin"), arguments.get("rotary_interleaved", True), windowed,
+        )  # fmt: skip
+    cache = CacheTensors(
+        arguments["cache_seqlens"], arguments.get("cache_leftpad"), arguments.get("cache_batch_idx"),
+        arguments.get("block_table"),
+    )  # fmt: skip
+    options = AttentionOptions.of(arguments["causal"], arguments["window_size"], None, arguments["softcap"])
+    tensors = [x.transpose(1, 2) for x in (q, k, v, torch.full_like(q, math.nan))]
+    (out, lse), launches = run_kernels(monkeypatch, CONFIG, *tensors, cache, new, options=options, split_units=seed % 2)
+    for written, wanted in zip((k, v), reference_caches, strict=True):
+        torch.testing.assert_close(written, wanted, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(out.transpose(1, 2), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
+    assert launches[0] == ("ampere decode", "append" if "k" in arguments else None)
