@@ -11,7 +11,7 @@ _SHARED_BYTES = {"large": 160 * 1024, "small": 98 * 1024}
 
 
 # (n_warps, keys_per_warp, stages), of which the first that fits is used: the more keys are under way, the better.
-_PREFERENCES = ((8, 32, 3), (8, 32, 2), (8, 16, 3), (8, 16, 2), (4, 16, 2))
+_PREFERENCES = ((8, 32, 3), (8, 32, 2), (8, 16, 3), (8, 16, 2), (4, 16, 2), (2, 16, 2))
 
 
 def ampere_decode_default(occasion: Occasion) -> AmpereDecodeKernelConfig:
