@@ -86,6 +86,11 @@ def calls_to_time(q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:
     config = config_chosen_for(q, k, AttentionOptions(), None)
     rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     training = [x.clone().requires_grad_() for x in (q, k, v)]
+    grad = torch.randn_like(q)
+
+    def differentiated(out: Any) -> Any:
+        return torch.autograd.grad(out, training, grad)
+
     return {
         "launch": prepared_launch(config, q, k, v),
         "run_forward": lambda: run_forward(config, q, k, v),
@@ -97,6 +102,8 @@ def calls_to_time(q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:
         "PyTorch's scaled_dot_product_attention": lambda: functional.scaled_dot_product_attention(q, k, v),
         "attention, forward of training": lambda: attention(*training),
         "PyTorch's, forward of training": lambda: functional.scaled_dot_product_attention(*training),
+        "attention, a training step": lambda: differentiated(attention(*training)),
+        "PyTorch's, a training step": lambda: differentiated(functional.scaled_dot_product_attention(*training)),
     }
 
 

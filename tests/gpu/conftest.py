@@ -10,8 +10,9 @@ import pytest
 
 from flashwright.attention import forget_kinds
 from flashwright.compiler import nvrtc
+from flashwright.kernels.family import KernelFamily
 from flashwright.kernels.registry import family_named, family_names
-from flashwright.runtime import forward, loaded
+from flashwright.runtime import backward, forward, loaded
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,15 @@ def family(request: pytest.FixtureRequest, arch: str) -> str:
     if not family_named(name).runs_on(arch):
         pytest.skip(f"the {name} family does not run on {arch}")
     return name
+
+
+@pytest.fixture(scope="module", params=family_names("backward"))
+def backward_family(request: pytest.FixtureRequest, arch: str) -> KernelFamily:
+    """Each kernel family of the backward that this GPU runs."""
+    family = family_named(request.param, "backward")
+    if not family.runs_on(arch):
+        pytest.skip(f"the {family.name} family does not run on {arch}")
+    return family
 
 
 @dataclass
@@ -50,6 +60,7 @@ def forget_kernels() -> None:
     torch.cuda.synchronize()
     forget_kinds()
     forward._call_kind.cache_clear()
+    backward._kind.cache_clear()
     loaded._loaded.clear()
 
 

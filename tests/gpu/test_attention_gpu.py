@@ -21,7 +21,6 @@ from flashwright.attention import attention
 from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
 from flashwright.integrations.sdpa import scaled_dot_product_attention
 from flashwright.runtime.forward import run_forward
-from flashwright.runtime.reference import visible_keys
 
 from .tools import (
     ERROR_OVER_PYTORCH,
@@ -30,6 +29,7 @@ from .tools import (
     by_pytorch,
     compile_with_and_without_lse,
     config_for,
+    eager_gradients,
     options_of,
     some,
     starts_of,
@@ -210,17 +210,7 @@ def test_gradients_are_as_accurate_as_pytorchs(dtype, head_dim, options):
         grad = torch.randn(expected.shape, device="cuda", dtype=torch.float64)
         expected_gradients = gradients(expected, doubles, grad)
         actual = gradients(attention(q, k, v, **options), (q, k, v), grad)
-        # The yardstick: the eager computation with fp32 softmax, differentiated in the same dtype.
-        groups = q.shape[1] // k.shape[1]
-        wide_k, wide_v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-        scores = (q @ wide_k.mT).float() * options.get("scale", head_dim**-0.5)
-        if cap := options.get("softcap"):
-            scores = cap * torch.tanh(scores / cap)
-        visible = visible_keys(window_of(options), *lengths, device=q.device)
-        weights = torch.softmax(scores if visible is None else scores.masked_fill(~visible, -1e30), dim=-1)
-        if visible is not None:
-            weights = weights * visible
-        eager = gradients(weights.to(dtype) @ wide_v, (q, k, v), grad)
+        eager = eager_gradients(q, k, v, grad, options)
         for name, a, e, x in zip("qkv", actual, eager, expected_gradients, strict=True):
             assert a.isfinite().all().item(), name
             assert relative_error(a, x) <= ERROR_OVER_PYTORCH * relative_error(e, x), name

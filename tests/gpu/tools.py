@@ -26,7 +26,7 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import Window
 from flashwright.runtime.compiling import compile_all
 from flashwright.runtime.devices import gpu_model
-from flashwright.runtime.reference import attention_reference, visible_keys
+from flashwright.runtime.reference import attention_gradients, attention_reference, visible_keys
 
 ERROR_OVER_PYTORCH = 1.3
 ERROR = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -158,6 +158,65 @@ def by_pytorch(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     if visible is not None:
         out = out.masked_fill(~visible.any(dim=-1, keepdim=True), 0)
     return out
+
+
+# --- Gradients -------------------------------------------------------------------------------------------------------
+
+
+def true_gradients(q: Any, k: Any, v: Any, grad: Any, options: dict[str, Any], grad_lse: Any = None) -> tuple[Any, ...]:
+    """In float64."""
+    doubles = [x.detach().double() for x in (q, k, v)]
+    return attention_gradients(grad.double(), grad_lse, *doubles, options=options_of(options))
+
+
+def eager_gradients(
+    q: Any, k: Any, v: Any, grad: Any, options: dict[str, Any], *, softmax_dtype: Any = torch.float32
+) -> tuple[Any, ...]:
+    """The yardstick: the eager computation, its softmax in fp32 or, as in FlashAttention's tests, in the same dtype;
+    differentiated in that dtype."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    groups = q.shape[1] // k.shape[1]
+    wide_k, wide_v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = (q @ wide_k.mT).to(softmax_dtype) * (options.get("scale") or q.shape[3] ** -0.5)
+    if cap := options.get("softcap"):
+        scores = cap * torch.tanh(scores / cap)
+    visible = visible_keys(window_of(options), q.shape[2], k.shape[2], device=q.device)
+    weights = torch.softmax(scores if visible is None else scores.masked_fill(~visible, -1e4), dim=-1)
+    if visible is not None:
+        weights = weights * visible
+    return torch.autograd.grad(weights.to(q.dtype) @ wide_v, (q, k, v), grad.to(q.dtype))
+
+
+def flash_gradients(q: Any, k: Any, v: Any, grad: Any, options: dict[str, Any], out: Any, lse: Any) -> tuple[Any, ...]:
+    """FlashAttention's formulas in fp32, operands rounded to the dtype. A row's weighted mean of dP is the product of
+    the output, which was rounded, and its gradient: where a row attends to one key, dP less that mean is not 0."""
+    dtype, scale, cap = q.dtype, options.get("scale") or q.shape[3] ** -0.5, options.get("softcap")
+    groups = q.shape[1] // k.shape[1]
+    q, out, grad = (x.float() for x in (q, out, grad))
+    wide_k, wide_v = (x.float().repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = q @ wide_k.mT * scale
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    weights = torch.exp(scores - lse.unsqueeze(-1))
+    visible = visible_keys(window_of(options), q.shape[2], k.shape[2], device=q.device)
+    weights = weights if visible is None else weights.masked_fill(~visible, 0)
+    pull = weights * (grad @ wide_v.mT - (grad * out).sum(-1, keepdim=True))
+    pull = (pull * (1 - (scores / cap) ** 2) if cap else pull).to(dtype).float()
+    dk, dv = (
+        x.unflatten(1, (-1, groups)).sum(2).to(dtype)
+        for x in (pull.mT @ q * scale, weights.to(dtype).float().mT @ grad)
+    )
+    return (pull @ wide_k * scale).to(dtype), dk, dv
+
+
+def assert_gradients_as_accurate(gradients: Any, expected: Any, *yardsticks: Any) -> None:
+    """By the rule of FlashAttention's tests: at most twice the largest error of the yardsticks, and twice what adding
+    and subtracting 0.3 leaves of the truth."""
+    for name, gradient, truth, *others in zip("qkv", gradients, expected, *yardsticks, strict=True):
+        assert gradient.isfinite().all().item(), f"d{name}: not all elements are finite"
+        error, *errors = ((x.double() - truth).abs().max().item() for x in (gradient, *others))
+        rounded = truth.to(gradient.dtype)
+        allowed = 2 * max(errors) + 2 * (rounded + 0.3 - 0.3 - rounded).abs().max().item()
+        assert error <= allowed, f"d{name}: {error:.2e}; allowed: {allowed:.2e}"
 
 
 # --- Comparing -------------------------------------------------------------------------------------------------------
