@@ -11,7 +11,7 @@ import numpy as np
 from flashwright.choice.choose import chosen_config
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
-from flashwright.operators.backward import backward_kind
+from flashwright.operators.backward import forget_backward_plans
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
@@ -131,4 +131,4 @@ def _with_vector_rows(x: Any) -> Any:
 def forget_plans() -> None:
     """Calls choose their kernels anew."""
     call_kind.cache_clear()
-    backward_kind.cache_clear()
+    forget_backward_plans()
