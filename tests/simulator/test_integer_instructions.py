@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .tools import DTYPES, apply, compile_cuda, launch
+from .tools import apply, compile_cuda, launch
 
 
 def wrap(value: int, name: str) -> int:

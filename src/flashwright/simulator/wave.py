@@ -21,6 +21,7 @@ from .hazards import HazardTracker
 from .memory.shared_memory import SharedMemory
 from .memory.space import MemorySpace
 from .memory.thread_memory import ConstantMemory, LocalMemory
+from .memory_order import Ordering
 from .ptx.types import RAW_DTYPES
 from .register_hazards import RegisterHazards
 from .scheduler import FAR, Scheduler
@@ -123,6 +124,7 @@ class Wave:
         self.mask: np.ndarray | None = None
         self.merge: np.ndarray | None = None
         self._lanes: np.ndarray | None = None
+        self.ordering: Ordering | None = None  # of the strong access that is being executed
         zeros = {bits: np.zeros(self.threads, raw) for bits, raw in RAW_DTYPES.items()}
         false = np.zeros(self.threads, bool)
         # Arrays of registers are replaced, never modified, so that all may start as the same one.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..hazards import SharedAccess
+from ..memory_order import RELAXED
 from .bytes import WIDTH_SHIFT, ByteStore
 from .thread_memory import check_range
 
@@ -34,7 +35,8 @@ class SharedMemory:
         wave.counters.count_bytes(wave, "shared", access, addresses.size * width)
         flat = addresses + self.bases(wave)
         if wave.hazards is not None:
-            wave.hazards.check(SharedAccess(access, width, addresses, flat, data))
+            ordering = RELAXED if wave.ordering is None and access == "atomic" else wave.ordering
+            wave.hazards.check(SharedAccess(access, width, addresses, flat, data, ordering))
         return self.store.views[width], flat >> WIDTH_SHIFT[width]
 
     def bases(self, wave: Wave) -> np.ndarray:
