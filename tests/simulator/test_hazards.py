@@ -69,7 +69,9 @@ def handed_over(write: str, read: str) -> str:
     )
 
 
-LOCKED = FLAGS + """
+LOCKED = (
+    FLAGS
+    + """
     if (t == 0) s[0] = 0;
     __syncthreads();
     if (lane == 0) {
@@ -79,6 +81,7 @@ LOCKED = FLAGS + """
     }
     __syncthreads();
     out[t] = s[0];"""
+)
 
 # (name, faulty body, correct body, kind)
 TWINS = [
@@ -103,7 +106,9 @@ TWINS = [
     (
         "weak write of a flag",
         handed_over("__threadfence_block(); *flag = 1;", "while (!*watched); __threadfence_block();"),
-        handed_over("__threadfence_block(); atomicExch(flag, 1);", "while (!atomicAdd(flag, 0)); __threadfence_block();"),
+        handed_over(
+            "__threadfence_block(); atomicExch(flag, 1);", "while (!atomicAdd(flag, 0)); __threadfence_block();"
+        ),
         "race",
     ),
     (

@@ -115,6 +115,7 @@ class Module:
         trace_warp: tuple[int, int] | None = None,
         step_limit: int = _STEP_LIMIT,
         registers: int | None = None,
+        spurious_waits: bool = False,
     ) -> Run:
         """Execute a kernel to its end; returns its counters.
 
@@ -126,7 +127,8 @@ class Module:
         does not name. Bounds and alignment are always checked. After
         ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop. ``registers`` is what
         the kernel was compiled for, per thread: what ``setmaxnreg`` has to distribute (default: its ``.maxnreg``, or
-        unlimited).
+        unlimited). With ``spurious_waits`` every other ``mbarrier.try_wait`` or ``test_wait`` of a thread says "not
+        complete" whatever the phase, as hardware may: code that takes the answer for granted is found.
         """
         program = self.program(kernel)
         grid3, block3 = _dim3("grid", grid), _dim3("block", block)
@@ -150,6 +152,7 @@ class Module:
             step_limit=step_limit,
             tensor_maps=self._gpu.tensor_maps,
             registers=registers or program.limits.get("maxnreg", (None,))[0],
+            spurious_waits=spurious_waits,
         )
         trace: WarpTrace | None = None
         try:

@@ -67,6 +67,7 @@ class Launch:
     step_limit: int
     tensor_maps: TensorMaps
     registers: int | None = None
+    spurious_waits: bool = False
 
 
 class Wave:
@@ -96,7 +97,7 @@ class Wave:
         self.convergence = Convergence(self)
         self.barriers = NamedBarriers(self)
         self.async_copies = AsyncCopies(self)
-        self.mbarriers = Mbarriers(self)
+        self.mbarriers = Mbarriers(self, launch.spurious_waits)
         self.bulk_copies = BulkCopies(self)
         self.warpgroups = Warpgroups(self)
         self.wgmma = WgmmaGroups(self)

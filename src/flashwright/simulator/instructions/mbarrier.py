@@ -107,7 +107,8 @@ def wait(syntax: Instruction, bind: Binder) -> Operation:
     """``p, [address], parity or state {, time limit}``.
 
     Threads whose phase is not complete wait for it, in both forms: being descheduled before the test is something
-    hardware may do to any thread. They hear "not complete" only when nobody else can run (see `Mbarriers.time_out`).
+    hardware may do to any thread. They hear "not complete" only when nobody else can run (see `Mbarriers.time_out`),
+    or where a launch asks for spurious failures.
     """
     by_parity = syntax.has("parity")
     get_addresses = bind_mbarrier(syntax.operands[1], bind)
@@ -117,6 +118,15 @@ def wait(syntax: Instruction, bind: Binder) -> Operation:
     def execute(wave: Wave) -> int:
         pc = wave.pc
         mbarriers = wave.mbarriers
+        fails = mbarriers.spurious_failures()
+        if fails is not None:
+            others = wave.active_mask & ~fails
+            if others.any():  # they test by themselves
+                wave.postpone(others)
+                wave.scheduler.add(pc, others)
+                wave.activate(fails)
+            put(wave, np.zeros(wave.threads, bool))
+            return pc + 1
         threads = active_threads(wave)
         addresses = get_addresses(wave)
         phases = active_values(wave, np.asarray(get_phase(wave)))

@@ -71,8 +71,10 @@ class Mbarriers:
 
     deadlock_kind: ErrorKind = "deadlock"
 
-    def __init__(self, wave: Wave) -> None:
+    def __init__(self, wave: Wave, fails_spuriously: bool) -> None:
         self._wave = wave
+        self._fails_spuriously = fails_spuriously
+        self._has_failed = np.zeros(wave.threads, bool)  # whether a thread's last wait failed spuriously
         self._barriers: dict[tuple[int, int], Mbarrier] = {}
         self._per_block: dict[int, int] = {}
         self._parked: list[_Parked] = []
@@ -222,6 +224,18 @@ class Mbarriers:
                 wave.scheduler.add(entry.pc, self._mask(entry.threads))
 
     # Waiting -----------------------------------------------------------------------------------------
+
+    def spurious_failures(self) -> np.ndarray | None:
+        """Which of the active threads hear "not complete" this time, whatever the phase; None: nobody."""
+        if not self._fails_spuriously:
+            return None
+        active = self._wave.active_mask
+        fails = active & ~self._has_failed
+        if not fails.any():
+            self._has_failed = self._has_failed & ~active
+            return None
+        self._has_failed = self._has_failed | fails
+        return fails
 
     def is_complete(self, barrier: Mbarrier, parity: int) -> bool:
         """Whether the phase of that parity has completed: it is not the current one."""
