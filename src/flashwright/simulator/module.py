@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -116,6 +117,7 @@ class Module:
         step_limit: int = _STEP_LIMIT,
         registers: int | None = None,
         spurious_waits: bool = False,
+        stdout: TextIO | None = None,
     ) -> Run:
         """Execute a kernel to its end; returns its counters.
 
@@ -128,7 +130,8 @@ class Module:
         ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop. ``registers`` is what
         the kernel was compiled for, per thread: what ``setmaxnreg`` has to distribute (default: its ``.maxnreg``, or
         unlimited). With ``spurious_waits`` every other ``mbarrier.try_wait`` or ``test_wait`` of a thread says "not
-        complete" whatever the phase, as hardware may: code that takes the answer for granted is found.
+        complete" whatever the phase, as hardware may: code that takes the answer for granted is found. What the kernel
+        prints goes to ``stdout`` (default: the process's).
         """
         program = self.program(kernel)
         grid3, block3 = _dim3("grid", grid), _dim3("block", block)
@@ -151,6 +154,7 @@ class Module:
             hazard_policy=policy,
             step_limit=step_limit,
             tensor_maps=self._gpu.tensor_maps,
+            print=(stdout or sys.stdout).write,
             registers=registers or program.limits.get("maxnreg", (None,))[0],
             spurious_waits=spurious_waits,
         )

@@ -17,6 +17,7 @@ from . import instructions as _families  # noqa: F401  (importing it registers t
 from .binding import CARRY_FLAG, Binder, Slot, SymbolAddress
 from .control_flow import END, ControlFlow
 from .errors import SimulationError
+from .instructions.run_time import RUN_TIME_FUNCTIONS
 from .memory.windows import CALL_PARAMETER_BASE
 from .ptx.syntax import (
     Arguments,
@@ -228,7 +229,7 @@ class ProgramBuilder:
         elif isinstance(target, Symbol) and target.name in self.module.functions:
             callees = [self.module.functions[target.name]]
             if callees[0].body is None:
-                if target.name in EXTERNAL_FUNCTIONS:
+                if target.name in RUN_TIME_FUNCTIONS:
                     return {}
                 raise self._unsupported(call, f"call of external function {target.name}")
             if len(caller.callers) > _MAX_CALL_DEPTH or target.name in caller.callers:
@@ -377,11 +378,6 @@ def _functions_with_address(module: ModuleSyntax) -> list[str]:
             if isinstance(statement, Instruction) and statement.root != "call":
                 found |= {operand.name for operand in statement.operands if isinstance(operand, Symbol)}
     return [name for name, function in module.functions.items() if name in found and not function.is_entry]
-
-
-# Functions of the CUDA run time that may be called without a body: printing does nothing here, a failed
-# assertion stops the run (see instructions/control.py).
-EXTERNAL_FUNCTIONS = ("vprintf", "__assertfail")
 
 
 def align_up(value: int, alignment: int) -> int:

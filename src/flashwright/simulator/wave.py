@@ -6,7 +6,7 @@ whose size is not a multiple of 32 is padded with lanes that never live.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -66,6 +66,7 @@ class Launch:
     hazard_policy: HazardPolicy
     step_limit: int
     tensor_maps: TensorMaps
+    print: Callable[[str], object]
     registers: int | None = None
     spurious_waits: bool = False
 
@@ -77,6 +78,7 @@ class Wave:
         program = launch.program
         self.program = program
         self.counters = launch.counters
+        self.print = launch.print
         self.blocks = blocks
         self.dynamic_shared_bytes = launch.dynamic_shared_bytes
         self._set_geometry(launch.grid, launch.block, first_block, blocks)
