@@ -15,6 +15,7 @@ from .counters import Counters
 from .errors import SimulationError
 from .findings import HazardChecks, HazardPolicy
 from .garbage import without_garbage_collection
+from .grid import run_blocks
 from .memory.thread_memory import ConstantMemory
 from .memory.windows import FUNCTION_BASE, FUNCTION_STEP, WINDOW_BASE
 from .parsed_modules import parsed
@@ -22,8 +23,7 @@ from .parties import Parties
 from .program import Program, ProgramBuilder, align_up
 from .ptx.syntax import ModuleSyntax
 from .run import Run
-from .trace import WarpTrace
-from .wave import Dim3, Launch, Wave
+from .wave import Dim3, Launch
 
 if TYPE_CHECKING:
     from .gpu import SimulatedGPU
@@ -158,18 +158,9 @@ class Module:
             registers=registers or program.limits.get("maxnreg", (None,))[0],
             spurious_waits=spurious_waits,
         )
-        trace: WarpTrace | None = None
         try:
             with np.errstate(all="ignore"):
-                for first in range(0, blocks, per_wave):
-                    count = min(per_wave, blocks - first)
-                    traced = None
-                    if trace_warp is not None and first <= trace_warp[0] < first + count:
-                        traced = (trace_warp[0] - first) * (threads // WARP_SIZE) + trace_warp[1]
-                    wave = Wave(launch, first, count, traced)
-                    wave.run()
-                    if traced is not None:
-                        trace = wave.trace
+                trace = run_blocks(launch, blocks, per_wave, trace_warp)
         except SimulationError as error:
             error.findings = policy.findings
             raise

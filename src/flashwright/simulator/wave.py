@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -34,6 +34,7 @@ from .sync.mbarriers import Mbarriers
 from .sync.meetings import Meetings
 from .sync.named_barriers import NamedBarriers
 from .sync.register_pool import RegisterPool
+from .sync.spinning import Activity, Spinning, Verdict
 from .sync.warpgroups import Warpgroups
 from .sync.wgmma_groups import WgmmaGroups
 from .trace import WarpTrace
@@ -69,6 +70,11 @@ class Launch:
     print: Callable[[str], object]
     registers: int | None = None
     spurious_waits: bool = False
+    activity: Activity = field(default_factory=Activity)
+
+    @property
+    def warps_per_block(self) -> int:
+        return -(-self.block[0] * self.block[1] * self.block[2] // WARP_SIZE)
 
 
 class Wave:
@@ -81,6 +87,7 @@ class Wave:
         self.print = launch.print
         self.blocks = blocks
         self.dynamic_shared_bytes = launch.dynamic_shared_bytes
+        self.warps_per_block = launch.warps_per_block
         self._set_geometry(launch.grid, launch.block, first_block, blocks)
         # State spaces
         self.global_memory = launch.global_memory
@@ -96,6 +103,8 @@ class Wave:
         # Synchronisation objects
         self.scheduler = Scheduler(program.flow.order)
         self.meetings = Meetings(self)
+        self.spinning = Spinning(self, launch.activity, launch.step_limit)
+        self._activity = launch.activity
         self.convergence = Convergence(self)
         self.barriers = NamedBarriers(self)
         self.async_copies = AsyncCopies(self)
@@ -113,6 +122,7 @@ class Wave:
             self.warpgroups,
             self.barriers,
             self.meetings,
+            self.spinning,
         )
         # Hazards
         self.hazard_policy = launch.hazard_policy
@@ -138,11 +148,10 @@ class Wave:
                 np.asarray(special.value(self)).astype(special.type.dtype), (self.threads,)
             ).copy()
         self.trace = None if traced_warp is None else WarpTrace(traced_warp)
-        self._steps_left = launch.step_limit
+        self.scheduler.add(0, self.alive.copy())
 
     def _set_geometry(self, grid: Dim3, block: Dim3, first_block: int, blocks: int) -> None:
         live = block[0] * block[1] * block[2]
-        self.warps_per_block = -(-live // WARP_SIZE)
         padded = self.warps_per_block * WARP_SIZE
         self.threads = blocks * padded
         self.warps = blocks * self.warps_per_block
@@ -217,9 +226,11 @@ class Wave:
 
     # Execution ---------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Run until every thread has exited."""
-        self.scheduler.add(0, self.alive.copy())
+    def run(self, gives_way: bool = True) -> bool:
+        """Run until every thread has exited; False: those that live wait for other thread blocks, or seem to.
+
+        Threads that spin wait; threads that run without getting anywhere seem to, and go on unless ``gives_way``.
+        """
         is_spinning = False
         last_turn = 0
         while self.alive_count:
@@ -227,23 +238,35 @@ class Wave:
                 self.bulk_copies.deliver()
             chosen = self.scheduler.take_after(last_turn) if is_spinning else self.scheduler.take_first()
             if chosen is None:
-                # Nobody can run: what is on its way arrives now, lanes that wait where ways join go on alone, or those
-                # that wait for a phase give up for a moment.
-                if self.bulk_copies.deliver() or self.meetings.give_up() or self.mbarriers.time_out():
+                if self._release_somebody():
                     continue
-                self._report_deadlock()
+                if self.spinning.has_parked:
+                    return False
+                self.report_deadlock()
             self.convergence.refuse_passing(*chosen)
             if is_spinning:
                 last_turn = chosen[0]
                 self.meetings.run_ahead(chosen[1])
                 self._run_group(*chosen, yields_to_earlier=False)
                 is_spinning = False
+                if gives_way and self.spinning.gives_way():
+                    return False
             else:
                 ready = self.meetings.ready(*chosen)
                 if ready is not None:
                     is_spinning = self._run_group(chosen[0], ready)
+        self.spinning.end()
         self.async_copies.deliver_all()
         self.bulk_copies.finish()
+        return True
+
+    def _release_somebody(self) -> bool:
+        """Nobody can run: what is on its way arrives, those that spin look again, lanes that wait where ways join go on
+        alone, or those that wait for a phase give up for a moment. False: none of that helps."""
+        if self.bulk_copies.deliver():
+            self._activity.count += 1
+            return True
+        return self.spinning.wake() or self.meetings.give_up() or self.mbarriers.time_out()
 
     def _run_group(self, pc: int, mask: np.ndarray, yields_to_earlier: bool = True) -> bool:
         """Run one group until it blocks, exits, or comes to a place in the program's order that a group stands at.
@@ -253,6 +276,8 @@ class Wave:
         """
         self.activate(mask)
         steps, executed, scheduler = self.program.steps, self.counters.executed, self.scheduler
+        spinning = self.spinning
+        spinning.begin_turn(pc, mask)
         groups, gathering, meeting = scheduler.groups, self.convergence.aligned, self.meetings.waiting
         limit = self._next_stop(steps[pc][5], yields_to_earlier)
         quantum = _FAIRNESS_QUANTUM
@@ -288,17 +313,26 @@ class Wave:
                 continue
             pc = execute(self)
             if pc < 0:
+                spinning.acted()
                 return False
             limit = FAR
             if groups or gathering or meeting:
                 limit = self._next_stop(steps[pc][5], yields_to_earlier)
             if pc <= self.pc:
+                verdict = Verdict.GO_ON
                 quantum -= 1
-                if quantum == 0:
-                    self._charge_steps(_FAIRNESS_QUANTUM)
+                spinning.jumps_to_look -= 1
+                if spinning.jumps_to_look == 0:
+                    verdict = spinning.look(pc, self._group_mask)
+                if verdict is Verdict.PARK:
+                    spinning.park(pc, self._group_mask)
+                    return False
+                if quantum == 0 or verdict is Verdict.YIELD:
                     scheduler.add(pc, self._group_mask)
+                    spinning.acted()
                     return True
         scheduler.add(pc, self._group_mask)
+        spinning.acted()
         return False
 
     def _next_stop(self, place: int, yields_to_earlier: bool) -> int:
@@ -321,12 +355,6 @@ class Wave:
         self.counters.executed[pc] += _count_warps(mask)
         if self.trace is not None:
             self.trace.step(pc, mask)
-
-    def _charge_steps(self, steps: int) -> None:
-        self._steps_left -= steps
-        if self._steps_left <= 0:
-            thread = int(np.flatnonzero(self._group_mask)[0])
-            self.fault_thread("deadlock", "no end within the step limit: an endless loop?", thread)
 
     def exit_group(self) -> None:
         """The running group ends; barriers stop expecting its threads."""
@@ -413,7 +441,7 @@ class Wave:
         x, y, z = (int(axis[thread]) for axis in self.block_index)
         return x, y, z
 
-    def _report_deadlock(self) -> NoReturn:
+    def report_deadlock(self) -> NoReturn:
         """Who waits for what, in the first block that is stuck; others are usually stuck in the same way."""
         waiting = [(blocker.deadlock_kind, *entry) for blocker in self.blockers for entry in blocker.waiting_threads()]
         assert waiting, "living threads are neither runnable nor waiting"

@@ -37,7 +37,10 @@ class SharedMemory:
         if wave.hazards is not None:
             ordering = RELAXED if wave.ordering is None and access == "atomic" else wave.ordering
             wave.hazards.check(SharedAccess(access, width, addresses, flat, data, ordering))
-        return self.store.views[width], flat >> WIDTH_SHIFT[width]
+        view, index = self.store.views[width], flat >> WIDTH_SHIFT[width]
+        if wave.spinning.is_watching and access != "load":
+            wave.spinning.watch(view, index)
+        return view, index
 
     def bases(self, wave: Wave) -> np.ndarray:
         return self.thread_base if wave.lanes is None else self.thread_base[wave.lanes]
