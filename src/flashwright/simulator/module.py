@@ -46,21 +46,30 @@ class Module:
             symbols, constant_bytes = _place_variables(gpu, self._syntax)
             self._symbols = symbols
             self._constants = ConstantMemory("const", constant_bytes)
-            self._programs = {
-                function.name: ProgramBuilder(self._syntax, function, symbols).build()
-                for function in self._syntax.functions.values()
-                if function.is_entry
-            }
+            self._programs: dict[str, Program] = {}
+            self.refused: dict[str, SimulationError] = {}
+            """Kernels that cannot be executed, and why: the error that `launch` raises for them."""
+            for kernel in self.kernels:
+                try:
+                    self._programs[kernel] = ProgramBuilder(
+                        self._syntax, self._syntax.functions[kernel], symbols
+                    ).build()
+                except SimulationError as error:
+                    self.refused[kernel] = error
+        if self.refused and not self._programs:
+            raise next(iter(self.refused.values()))
 
     @property
     def kernels(self) -> list[str]:
         """Names of the entry points."""
-        return list(self._programs)
+        return [function.name for function in self._syntax.functions.values() if function.is_entry]
 
     def program(self, kernel: str) -> Program:
         """The bound program of a kernel (static shared bytes, instructions with their lines)."""
+        if kernel in self.refused:
+            raise self.refused[kernel]
         if kernel not in self._programs:
-            raise ValueError(f"no kernel {kernel!r} in this module; it has: {', '.join(self._programs) or 'none'}")
+            raise ValueError(f"no kernel {kernel!r} in this module; it has: {', '.join(self.kernels) or 'none'}")
         return self._programs[kernel]
 
     @property

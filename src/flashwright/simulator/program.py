@@ -146,6 +146,7 @@ class ProgramBuilder:
         self.flat: list[_Flat] = []
         self.slot_by_name: dict[str, Slot] = {}
         self.instances = 0
+        self.problems: dict[tuple[int | None, str], Instruction | None] = {}  # (PTX line, reason) → instruction
 
     def build(self) -> Program:
         self._lay_out_module_shared()
@@ -200,8 +201,11 @@ class ProgramBuilder:
             elif variable.space == "param":
                 address = SymbolAddress("param", CALL_PARAMETER_BASE + self._place_local(variable))
             else:
-                raise self._unsupported(None, f".{variable.space} variable {variable.name} inside a function")
+                self._refuse(None, f".{variable.space} variable {variable.name} inside a function")
+                continue
             instance.symbols[variable.name] = address
+        for line, text, reason in function.unsupported:
+            self._refuse(Instruction(text, (), None, line, text, None), reason)
         assert function.body is not None
         for statement in function.body:
             if isinstance(statement, Label):
@@ -210,7 +214,10 @@ class ProgramBuilder:
             flat = _Flat(statement, instance)
             self.flat.append(flat)
             if statement.root == "call":
-                flat.callees = self._expand_call(statement, instance)
+                try:
+                    flat.callees = self._expand_call(statement, instance)
+                except Unsupported as reason:
+                    self._refuse(statement, str(reason))
                 flat.call_end = len(self.flat)
                 for callee in flat.callees.values():
                     callee.return_to = flat.call_end
@@ -231,18 +238,18 @@ class ProgramBuilder:
             if callees[0].body is None:
                 if target.name in RUN_TIME_FUNCTIONS:
                     return {}
-                raise self._unsupported(call, f"call of external function {target.name}")
+                raise Unsupported(f"call of external function {target.name}")
             if len(caller.callers) > _MAX_CALL_DEPTH or target.name in caller.callers:
-                raise self._unsupported(call, f"recursion, or more than {_MAX_CALL_DEPTH} nested calls")
+                raise Unsupported(f"recursion, or more than {_MAX_CALL_DEPTH} nested calls")
         else:
-            raise self._unsupported(call, "call of an unknown function")
+            raise Unsupported("call of an unknown function")
         if not all(isinstance(actual, Symbol) for actual in actuals):
-            raise self._unsupported(call, "call with arguments that are not .param variables")
+            raise Unsupported("call with arguments that are not .param variables")
         expanded = {}
         for callee in callees:
             formals = [*callee.returns, *callee.parameters]
             if len(formals) != len(actuals):
-                raise self._unsupported(call, f"{len(actuals)} arguments and results; {callee.name} has {len(formals)}")
+                raise Unsupported(f"{len(actuals)} arguments and results; {callee.name} has {len(formals)}")
             symbols = {
                 formal.name: caller.symbols[actual.name]
                 for formal, actual in zip(formals, actuals, strict=True)
@@ -280,9 +287,15 @@ class ProgramBuilder:
         root = self.flat[0].instance if self.flat else _Instance(self.entry, "", {}, 0, ())
         binders = []
         for pc, flat in enumerate([*self.flat, _Flat(end, root)]):
-            instruction, binder = self._bind(pc, flat)
+            try:
+                instruction, binder = self._bind(pc, flat)
+            except Unsupported as reason:
+                self._refuse(flat.syntax, str(reason))
+                continue
             self.program.code.append(instruction)
             binders.append(binder)
+        if self.problems:
+            raise self._refusal()
         self.program.shared_granule = min(set().union(*(binder.shared_widths for binder in binders)), default=16)
         self._watch_wgmma_registers(binders)
 
@@ -309,11 +322,8 @@ class ProgramBuilder:
             callees={self.module_symbols[name].offset: callee.start for name, callee in flat.callees.items()},
             pc=pc,
         )
-        try:
-            operation = decode(syntax, binder)
-            guard = self._slot_resolver(instance)(syntax.guard.register.name).index if syntax.guard else -1
-        except Unsupported as reason:
-            raise self._unsupported(syntax, str(reason)) from None
+        operation = decode(syntax, binder)
+        guard = self._slot_resolver(instance)(syntax.guard.register.name).index if syntax.guard else -1
         instruction = BoundInstruction(
             operation,
             guard,
@@ -356,17 +366,34 @@ class ProgramBuilder:
 
         return symbol_of
 
-    def _unsupported(self, syntax: Instruction | None, reason: str) -> SimulationError:
-        if syntax is None:
-            return SimulationError("unsupported", reason, kernel=self.entry.name)
+    # Refusal -----------------------------------------------------------------------------------------
+
+    def _refuse(self, syntax: Instruction | None, reason: str) -> None:
+        """One more thing of the kernel that cannot be executed; each line of PTX is named once."""
+        line = None if syntax is None else syntax.ptx_line
+        self.problems.setdefault((line, reason), syntax)
+
+    def _refusal(self) -> SimulationError:
+        problems = sorted(self.problems.items(), key=lambda item: item[0][0] or 0)
+        described = [reason if syntax is None else f"`{syntax.text}`: {reason}" for (_, reason), syntax in problems]
+        detail = described[0]
+        if len(described) > 1:
+            places = ["kernel" if line is None else f"PTX line {line}" for (line, _), _ in problems]
+            lines = [f"\n    {place}: {text}" for place, text in zip(places, described, strict=True)]
+            detail = f"{len(lines)} things that the simulator does not execute:{''.join(lines)}"
+        first = problems[0][1]
+        if first is None:
+            return SimulationError("unsupported", detail, kernel=self.entry.name)
+        source = first.source
         return SimulationError(
             "unsupported",
-            f"`{syntax.text}`: {reason}",
+            detail,
             kernel=self.entry.name,
-            ptx_line=syntax.ptx_line,
-            source_line=syntax.source.line if syntax.source else None,
-            source_location=str(syntax.source) if syntax.source else None,
-            instruction=syntax.text,
+            ptx_line=first.ptx_line,
+            source_line=source.line if source else None,
+            source_file=source.file if source else None,
+            source_location=str(source) if source else None,
+            instruction=first.text,
         )
 
 
