@@ -19,6 +19,7 @@ from . import (
     moves,
     register_count,
     special_functions,
+    tensor_map,
     warp,
     wgmma,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "moves",
     "register_count",
     "special_functions",
+    "tensor_map",
     "warp",
     "wgmma",
 ]
