@@ -15,7 +15,8 @@ from .. import numerics as num
 from ..binding import Binder, data_type
 from ..ptx.syntax import Instruction
 from ..ptx.types import TYPES
-from ..registry import instruction
+from ..registry import Unsupported, instruction
+from .floating import rounding_mode
 
 if TYPE_CHECKING:
     from ..wave import Wave
@@ -73,13 +74,41 @@ def bind_halves(syntax: Instruction, bind: Binder, compute: Callable[..., Any]) 
     return execute
 
 
+def _mixed(syntax: Instruction, bind: Binder) -> Execute:
+    """``add.f32.f16 d, a, c`` and ``fma.f32.f16 d, a, b, c``: c and d are of f32, the others of 16 bits."""
+    f32, raw = TYPES["f32"], TYPES["b16"]
+    widen = _Format(data_type(syntax).name == "bf16", flush=False).widen
+    mode = rounding_mode(syntax)
+    if syntax.root == "fma":
+
+        def compute(a: Any, b: Any, c: Any) -> Any:
+            return num.round_to(num.exact_fma(widen(a), widen(b), c), num.F32, mode)
+    else:
+        sign = np.float32(1 if syntax.root == "add" else -1)
+
+        def compute(a: Any, c: Any) -> Any:
+            return num.round_to(num.exact_sum(widen(a), sign * c), num.F32, mode)
+
+    def saturated(*values: Any) -> Any:
+        return num.saturate(compute(*values))
+
+    halves = [raw] * (len(syntax.operands) - 2)
+    return bind.elementwise(syntax, saturated if syntax.has("sat") else compute, f32, *halves, f32)
+
+
 @instruction("add", "sub", "mul", types=HALVES)
 def add_sub_mul(syntax: Instruction, bind: Binder) -> Execute:
+    if syntax.has("f32") and syntax.root != "mul":
+        return _mixed(syntax, bind)
     return bind_halves(syntax, bind, {"add": np.add, "sub": np.subtract, "mul": np.multiply}[syntax.root])
 
 
 @instruction("fma", types=HALVES)
 def fma(syntax: Instruction, bind: Binder) -> Execute:
+    if syntax.has("oob"):
+        raise Unsupported("fma.oob")
+    if syntax.has("f32"):
+        return _mixed(syntax, bind)
     return bind_halves(syntax, bind, num.exact_fma)
 
 

@@ -71,6 +71,14 @@ def expect_tx(syntax: Instruction, bind: Binder) -> Operation:
     return _per_thread(syntax.operands, bind, Mbarriers.expect_bytes)
 
 
+@instruction("mbarrier.complete_tx")
+def complete_tx(syntax: Instruction, bind: Binder) -> Operation:
+    def complete(mbarriers: Mbarriers, thread: int, address: int, amount: int) -> None:
+        mbarriers.complete_bytes(mbarriers.find(thread, address), amount)
+
+    return _per_thread(syntax.operands, bind, complete)
+
+
 @instruction("mbarrier.arrive", "mbarrier.arrive_drop")
 def arrive(syntax: Instruction, bind: Binder) -> Operation:
     """``state, [address] {, count}``, or with .expect_tx ``state, [address], bytes``; no state for remote arrivals."""
