@@ -39,6 +39,7 @@ _STAMP_SHIFT = 36
 _PENDING = np.int64(1 << 62)
 THREAD_MASK = np.int64((1 << 15) - 1)
 TICK = np.int64(1 << _STAMP_SHIFT)
+_ORDERED = np.int64(1)  # a record before every stamp
 
 
 class WarpClocks:
@@ -212,6 +213,10 @@ class HazardTracker:
             stamps = self.clocks.own()[self._thread_warp[threads]]
         record = stamps | self.thread_id[threads] | _ASYNC
         self.writes[self._granules(flat, parts)] = np.repeat(record | self._pc_field(pc), parts)
+
+    def written_from_elsewhere(self, flat: np.ndarray, width: int) -> None:
+        """Another block of the cluster wrote here, which is not checked for races: it counts as ordered."""
+        self.writes[self._granules(flat, self._parts(width))] = _ORDERED
 
     # Accesses of asynchronous parties, in chunks -----------------------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 from . import instructions as _families  # noqa: F401  (importing it registers the instruction families)
@@ -82,11 +81,6 @@ class Program:
     def shared_bytes(self, dynamic: int) -> int:
         """Shared memory of a block that is launched with ``dynamic`` bytes."""
         return self.dynamic_shared_offset + dynamic if dynamic else self.static_shared_bytes
-
-    @property
-    def is_clustered(self) -> bool:
-        """Whether several thread blocks form a cluster."""
-        return prod(self.limits.get("reqnctapercluster", ())) > 1
 
     @cached_property
     def has_asynchronous_parties(self) -> bool:

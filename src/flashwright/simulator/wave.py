@@ -15,6 +15,7 @@ import numpy as np
 
 from .architecture import WARP_SIZE
 from .async_hazards import AsyncHazards
+from .clusters import Clusters
 from .errors import ErrorKind, OtherParty, SimulationError
 from .findings import HazardPolicy
 from .hazards import HazardTracker
@@ -29,6 +30,7 @@ from .special_registers import SPECIAL_REGISTERS
 from .sync.async_copies import AsyncCopies
 from .sync.blocker import Blocker
 from .sync.bulk_copies import BulkCopies
+from .sync.cluster_barriers import ClusterBarriers
 from .sync.convergence import Convergence
 from .sync.mbarriers import Mbarriers
 from .sync.meetings import Meetings
@@ -59,6 +61,7 @@ class Launch:
     program: Program
     grid: Dim3
     block: Dim3
+    cluster: Dim3
     dynamic_shared_bytes: int
     global_memory: GlobalMemory
     constants: ConstantMemory
@@ -88,7 +91,7 @@ class Wave:
         self.blocks = blocks
         self.dynamic_shared_bytes = launch.dynamic_shared_bytes
         self.warps_per_block = launch.warps_per_block
-        self._set_geometry(launch.grid, launch.block, first_block, blocks)
+        self._set_geometry(launch.grid, launch.block, launch.cluster, first_block, blocks)
         # State spaces
         self.global_memory = launch.global_memory
         self.shared = SharedMemory(blocks, program.shared_bytes(launch.dynamic_shared_bytes), self.block_of_thread)
@@ -107,6 +110,7 @@ class Wave:
         self._activity = launch.activity
         self.convergence = Convergence(self)
         self.barriers = NamedBarriers(self)
+        self.cluster_barriers = ClusterBarriers(self)
         self.async_copies = AsyncCopies(self)
         self.mbarriers = Mbarriers(self, launch.spurious_waits)
         self.bulk_copies = BulkCopies(self)
@@ -121,6 +125,7 @@ class Wave:
             self.convergence,
             self.warpgroups,
             self.barriers,
+            self.cluster_barriers,
             self.meetings,
             self.spinning,
         )
@@ -150,7 +155,7 @@ class Wave:
         self.trace = None if traced_warp is None else WarpTrace(traced_warp)
         self.scheduler.add(0, self.alive.copy())
 
-    def _set_geometry(self, grid: Dim3, block: Dim3, first_block: int, blocks: int) -> None:
+    def _set_geometry(self, grid: Dim3, block: Dim3, cluster: Dim3, first_block: int, blocks: int) -> None:
         live = block[0] * block[1] * block[2]
         padded = self.warps_per_block * WARP_SIZE
         self.threads = blocks * padded
@@ -164,8 +169,21 @@ class Wave:
             in_block // block[0] % block[1],
             in_block // (block[0] * block[1]),
         )
-        linear = first_block + self.block_of_thread
-        self.block_index = (linear % grid[0], linear // grid[0] % grid[1], linear // (grid[0] * grid[1]))
+        self.clusters = Clusters(cluster, self.block_of_thread)
+        self.cluster_shape = cluster
+        number, rank = divmod(first_block + self.block_of_thread, self.clusters.size)
+        shape = self.cluster_grid_shape = (grid[0] // cluster[0], grid[1] // cluster[1], grid[2] // cluster[2])
+        self.cluster_index = (number % shape[0], number // shape[0] % shape[1], number // (shape[0] * shape[1]))
+        self.index_in_cluster = (
+            rank % cluster[0],
+            rank // cluster[0] % cluster[1],
+            rank // (cluster[0] * cluster[1]),
+        )
+        x, y, z = (
+            index * size + within
+            for index, size, within in zip(self.cluster_index, cluster, self.index_in_cluster, strict=True)
+        )
+        self.block_index = (x, y, z)
         self.lane = thread % WARP_SIZE
         self.warp_in_block = in_block // WARP_SIZE
         self.alive = in_block < live
@@ -442,20 +460,18 @@ class Wave:
         return x, y, z
 
     def report_deadlock(self) -> NoReturn:
-        """Who waits for what, in the first block that is stuck; others are usually stuck in the same way."""
+        """Who waits for what, in the first cluster that is stuck; others are usually stuck in the same way."""
         waiting = [(blocker.deadlock_kind, *entry) for blocker in self.blockers for entry in blocker.waiting_threads()]
         assert waiting, "living threads are neither runnable nor waiting"
         stuck = np.any([mask for _, _, mask, _ in waiting], axis=0)
-        blocks = np.unique(self.block_of_thread[stuck])
-        in_block = self.block_of_thread == blocks[0]
-        here = [(kind, pc, mask & in_block, why) for kind, pc, mask, why in waiting if (mask & in_block).any()]
+        nearby = self.clusters.of_thread == self.clusters.of_thread[int(np.flatnonzero(stuck)[0])]
+        others = np.unique(self.block_of_thread[stuck & ~nearby]).size
+        here = [(kind, pc, mask & nearby, why) for kind, pc, mask, why in waiting if (mask & nearby).any()]
         kind, pc, mask, _ = here[0]
         first = int(np.flatnonzero(mask)[0])
         lines = [self._describe_waiting(*entry) for _, *entry in here]
-        if blocks.size > 1:
-            lines.append(
-                f"and {'one other thread block' if blocks.size == 2 else f'{blocks.size - 1} others'} of this wave"
-            )
+        if others:
+            lines.append(f"and {'one other thread block' if others == 1 else f'{others} others'} of this wave")
         self.fault_thread(kind, "no thread can run: " + "; ".join(lines), first, pc=pc)
 
     def _describe_waiting(self, pc: int, mask: np.ndarray, reason: str) -> str:

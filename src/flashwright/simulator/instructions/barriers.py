@@ -77,6 +77,26 @@ def _reduction(name: str, target: Any, bind: Binder) -> Callable[[Wave], Callabl
     return finisher
 
 
+@instruction("barrier.cluster")
+def cluster_barrier(syntax: Instruction, bind: Binder) -> Operation:
+    """``barrier.cluster.arrive`` and ``.wait``, with .aligned for whole warps."""
+    action = syntax.modifiers[1]
+    if action not in ("arrive", "wait"):
+        raise Unsupported(f"barrier.cluster.{action}")
+    aligned, orders = syntax.has("aligned"), not syntax.has("relaxed")
+
+    def execute(wave: Wave) -> int:
+        if aligned and wave.mask is not None and not wave.convergence.gather(None, aligned=True):
+            return RESCHEDULE
+        if action == "wait":
+            return wave.cluster_barriers.wait()
+        pc = wave.pc
+        wave.cluster_barriers.arrive(orders)
+        return pc + 1
+
+    return Operation(execute, is_control=True)
+
+
 @instruction("bar.warp")
 def bar_warp(syntax: Instruction, bind: Binder) -> Operation:
     """Lanes of a warp meet, and their memory accesses before it are ordered before those after it."""

@@ -79,21 +79,17 @@ def _mixed(syntax: Instruction, bind: Binder) -> Execute:
     f32, raw = TYPES["f32"], TYPES["b16"]
     widen = _Format(data_type(syntax).name == "bf16", flush=False).widen
     mode = rounding_mode(syntax)
-    if syntax.root == "fma":
+    clamp = syntax.has("sat")
+    sign = np.float32(-1 if syntax.root == "sub" else 1)
 
-        def compute(a: Any, b: Any, c: Any) -> Any:
-            return num.round_to(num.exact_fma(widen(a), widen(b), c), num.F32, mode)
-    else:
-        sign = np.float32(1 if syntax.root == "add" else -1)
+    def compute(*values: Any) -> Any:
+        *halves, c = values
+        wide = [widen(half) for half in halves]
+        exact = num.exact_fma(wide[0], wide[1], c) if len(wide) == 2 else num.exact_sum(wide[0], sign * c)
+        result = num.round_to(exact, num.F32, mode)
+        return num.saturate(result) if clamp else result
 
-        def compute(a: Any, c: Any) -> Any:
-            return num.round_to(num.exact_sum(widen(a), sign * c), num.F32, mode)
-
-    def saturated(*values: Any) -> Any:
-        return num.saturate(compute(*values))
-
-    halves = [raw] * (len(syntax.operands) - 2)
-    return bind.elementwise(syntax, saturated if syntax.has("sat") else compute, f32, *halves, f32)
+    return bind.elementwise(syntax, compute, f32, *[raw] * (len(syntax.operands) - 2), f32)
 
 
 @instruction("add", "sub", "mul", types=HALVES)

@@ -25,12 +25,10 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 
 def state_space(syntax: Instruction) -> str | None:
-    """The state space in the opcode; None for a generic access. Clusters of several blocks are refused."""
+    """The state space in the opcode; None for a generic access."""
     for modifier in syntax.modifiers:
-        name, _, scope = modifier.partition("::")
+        name = modifier.partition("::")[0]
         if name in SPACES:
-            if scope == "cluster":
-                raise Unsupported(".shared::cluster")
             return name
     return None
 

@@ -24,13 +24,16 @@ _SHARED_BASE = np.int64(WINDOW_BASE["shared"])
 
 
 def bind_mbarrier(operand: Operand, bind: Binder) -> Callable[[Wave], np.ndarray]:
-    """Offsets in shared memory of the mbarriers the active threads name, by a shared or a generic address."""
+    """Shared addresses of the mbarriers the active threads name, by a shared or a generic address."""
     get = bind.address(operand)
 
     def addresses(wave: Wave) -> np.ndarray:
         values = active_values(wave, get(wave))
         values = np.where(values >> WINDOW_BITS == _SHARED_BASE >> WINDOW_BITS, values - _SHARED_BASE, values)
-        check_range(wave, "shared", values, MBARRIER_BYTES, "mbarrier", wave.shared.size)
+        offsets = values
+        if wave.clusters.has_remote(values):
+            _, offsets = wave.clusters.targets(active_threads(wave), values)
+        check_range(wave, "shared", offsets, MBARRIER_BYTES, "mbarrier", wave.shared.size)
         return values
 
     return addresses

@@ -115,12 +115,16 @@ class Mbarriers:
     def find(self, thread: int, address: int, asynchronous: bool = False) -> Mbarrier:
         """The barrier a thread means; a fault if it is none, or its initialisation is not ordered before this."""
         wave = self._wave
-        barrier = self._barriers.get((int(wave.block_of_thread[thread]), address))
+        barrier = self._barriers.get(wave.clusters.target(thread, address))
         if barrier is None or not barrier.is_valid:
             wave.fault_thread("mbarrier", "there is no initialised mbarrier at this address", thread, address)
-        if wave.hazards is not None:
+        if wave.hazards is not None and not self._is_remote(barrier, thread):
             self._check_initialised(barrier, thread, asynchronous)
         return barrier
+
+    def _is_remote(self, barrier: Mbarrier, thread: int) -> bool:
+        """Whether it is in another block than the thread: their clocks say nothing to each other."""
+        return barrier.block != int(self._wave.block_of_thread[thread])
 
     def _check_initialised(self, barrier: Mbarrier, thread: int, asynchronous: bool) -> None:
         wave = self._wave
@@ -136,9 +140,7 @@ class Mbarriers:
                 "bulk copy to an mbarrier whose initialisation was not followed by fence.mbarrier_init or "
                 "fence.proxy.async"
             )
-            wave.hazard(
-                "proxy-fence" if wave.program.is_clustered else "mbarrier-fence", detail, thread, barrier.address
-            )
+            wave.hazard("proxy-fence" if wave.clusters.size > 1 else "mbarrier-fence", detail, thread, barrier.address)
 
     def within(self, block: int, start: int, end: int) -> Mbarrier | None:
         """A valid barrier of the block that overlaps a range of shared memory."""
@@ -162,7 +164,7 @@ class Mbarriers:
         if drop:
             barrier.expected -= count
         barrier.pending -= count
-        if wave.hazards is not None:
+        if wave.hazards is not None and not self._is_remote(barrier, thread):
             barrier.arrivals.append(wave.hazards.clocks.publish(thread // WARP_SIZE))
         self._complete_if_done(barrier)
         return phase
