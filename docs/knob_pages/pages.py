@@ -30,7 +30,8 @@ AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype i
 CLAIMS = RESULTS / "claims_h200.json"
 INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
 DIAGNOSING = KNOB_PAGES / "diagnosing.md"
-OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/claims.md"), INDEX, DIAGNOSING)
+SIMULATOR = Path("docs/simulator.md")
+OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/claims.md"), INDEX, DIAGNOSING, SIMULATOR)
 
 
 def read_inputs(root: Path = ROOT) -> Inputs:

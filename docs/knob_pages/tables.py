@@ -25,6 +25,7 @@ from flashwright.workbench.ladder import Ladder
 
 from .blocks import Renderer
 from .claims import claim_table, claims_summary
+from .instruction_coverage import coverage_table
 from .kernel_facts import ARCH, KEYS, FactsFile, KernelFacts
 from .knobs import KNOBS, KnobValue, values_of
 from .markdown import table
@@ -97,6 +98,7 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "ampere-table": lambda dtype: ampere_table(inputs.ampere_grids[dtype]),
         "claims": lambda _: claims_summary(inputs.claims),
         "claim": partial(claim_table, inputs.claims),
+        "instruction-coverage": lambda _: coverage_table(),
     }
     if knob is None:
         return of_any

@@ -125,8 +125,8 @@ INDEXED = (
 .visible .entry k(.param .u64 out) {
   .reg .b64 %rd<2>; .reg .b32 %r<4>;
   ld.param.u64 %rd0, [out]; mov.u32 %r0, %tid.x; mad.wide.u32 %rd0, %r0, 4, %rd0; and.b32 %r1, %r0, MASK;
-  brx.idx %r1, table;
   table: .branchtargets ZERO, ONE, TWO, ONE;
+  brx.idx %r1, table;
   ZERO: mov.u32 %r2, 100; bra END;
   ONE: mov.u32 %r2, 200; bra END;
   TWO: mov.u32 %r2, 300;

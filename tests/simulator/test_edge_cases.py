@@ -160,3 +160,72 @@ def test_packed_conversions_from_eight_bit_floats_can_rectify() -> None:
         found = apply(f"cvt.rn.relu.f16x2.{name} %d, %a;", "f16x2", ("b16", pairs)).view(np.float16)
         expected = pairs.view(dtype).astype(np.float16)
         np.testing.assert_array_equal(found, np.where(expected < 0, 0, expected))
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_sums_of_16_bits_and_singles_are_rounded_once(name: str, mode: str) -> None:
+    halves, singles = [1.0, -2.5, 1000.0, 2.0**-14, 0.25], [1e-9, 3.0, 2.0**-30, -7e5, 2.0**25]
+    types: tuple[str, ...] = (name, "f32")
+    columns = product(halves, singles)
+    numbers = [np.array(column, np.float32) for column in columns]
+    for opcode, exact in (("add", lambda a, c: a + c), ("sub", lambda a, c: a - c)):
+        found = applied(f"{opcode}.{mode}.f32.{name} %d, %a, %b;", "f32", types, columns)
+        expected = [
+            rounded(exact(Fraction(float(a)), Fraction(float(c))), "f32", mode) for a, c in zip(*numbers, strict=True)
+        ]
+        assert found.tolist() == expected
+    found = applied(
+        f"fma.{mode}.f32.{name} %d, %a, %b, %c;", "f32", (name, name, "f32"), [columns[0], columns[0], columns[1]]
+    )
+    expected = [
+        rounded(Fraction(float(a)) ** 2 + Fraction(float(c)), "f32", mode) for a, c in zip(*numbers, strict=True)
+    ]
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("mode", ["rn", "rz"])
+def test_pairs_of_singles(mode: str) -> None:
+    a, b = (np.array(column[:64], np.float32) for column in product(F32[:12], F32[:12]))
+    packed = [array.view(np.uint64) for array in (a, b)]
+    for opcode in ("add", "sub", "mul"):
+        single = np.concatenate([apply(f"{opcode}.{mode}.f32 %d, %a, %b;", "f32", ("f32", a), ("f32", b))])
+        found = apply(f"{opcode}.{mode}.f32x2 %d, %a, %b;", "b64", ("b64", packed[0]), ("b64", packed[1]))
+        assert found.tobytes() == single.tobytes()
+    single = apply(f"fma.{mode}.f32 %d, %a, %b, %a;", "f32", ("f32", a), ("f32", b))
+    found = apply(f"fma.{mode}.f32x2 %d, %a, %b, %a;", "b64", ("b64", packed[0]), ("b64", packed[1]))
+    assert found.tobytes() == single.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["clamp", "wrap"])
+@pytest.mark.parametrize("name", ["s32", "u32"])
+def test_bits_are_extended(mode: str, name: str) -> None:
+    values, lengths = product([0, 0x12345678, 0x89ABCDEF, 0xFFFFFFFF], [0, 1, 4, 8, 31, 32, 33, 255])
+    found = applied(f"szext.{mode}.{name} %d, %a, %b;", "u32", ("u32", "u32"), [values, lengths])
+    for result, value, length in zip(found, values, lengths, strict=True):
+        bits = length & 31 if mode == "wrap" else min(length, 32)
+        expected = value & ((1 << bits) - 1)
+        if name == "s32" and bits and expected >> (bits - 1):
+            expected |= 0xFFFFFFFF & ~((1 << bits) - 1)
+        assert int(result) == expected
+
+
+def test_the_nth_bit_that_is_set_is_found() -> None:
+    masks, bases, offsets = product([0, 0x80000001, 0x0F0F0F0F, 0xFFFFFFFF], [0, 5, 31], [-9, -1, 0, 1, 2, 9, 40])
+
+    def reference(mask: int, base: int, offset: int) -> int:
+        if offset == 0:
+            return base if mask >> base & 1 else 0xFFFFFFFF
+        places = range(base, 32) if offset > 0 else range(base, -1, -1)
+        found = [place for place in places if mask >> place & 1]
+        return found[abs(offset) - 1] if abs(offset) <= len(found) else 0xFFFFFFFF
+
+    found = applied("fns.b32 %d, %a, %b, %c;", "u32", ("u32", "u32", "s32"), [masks, bases, offsets])
+    assert found.tolist() == [reference(*case) for case in zip(masks, bases, offsets, strict=True)]
+
+
+def test_products_of_24_bits_are_added_with_saturation() -> None:
+    columns = product([0x7FFFFF, -0x800000, 5], [0x7FFFFF, -0x800000], INTEGERS)
+    found = applied("mad24.hi.sat.s32 %d, %a, %b, %c;", "s32", ("s32",) * 3, columns)
+    expected = [min(max((a * b >> 16) + c, -(2**31)), 2**31 - 1) for a, b, c in zip(*columns, strict=True)]
+    assert found.tolist() == expected

@@ -47,8 +47,77 @@ def line_of(body: str, needle: str) -> int:
     return text[: text.index(needle, len(PRELUDE))].count("\n") + 1
 
 
+# Warp 0 writes, and warp 1 reads once the flag says so; what writes and reads the flag.
+FLAGS = """
+#define RELEASE(p, v) asm volatile("st.release.cta.shared.u32 [%0], %1;" :: \
+    "r"((unsigned)__cvta_generic_to_shared(p)), "r"(v) : "memory")
+#define RELAXED(p, v) asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" :: \
+    "r"((unsigned)__cvta_generic_to_shared(p)), "r"(v) : "memory")
+#define ACQUIRE(v, p) asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : \
+    "r"((unsigned)__cvta_generic_to_shared(p)) : "memory")
+    int *flag = s + 1000, seen = 0;
+    volatile int *watched = flag;
+    if (t == 0) *flag = 0;
+    __syncthreads();
+"""
+
+
+def handed_over(write: str, read: str) -> str:
+    return (
+        FLAGS + f"if (warp == 0) {{ s[lane] = t; __syncwarp(); if (lane == 0) {{ {write} }} }}"
+        f"else {{ {read} out[t] = s[lane]; }}"
+    )
+
+
+LOCKED = (
+    FLAGS
+    + """
+    if (t == 0) s[0] = 0;
+    __syncthreads();
+    if (lane == 0) {
+        while (atomicCAS(flag, 0, 1)); __threadfence_block();
+        s[0] += 1; __threadfence_block();
+        atomicExch(flag, 0);
+    }
+    __syncthreads();
+    out[t] = s[0];"""
+)
+
 # (name, faulty body, correct body, kind)
 TWINS = [
+    (
+        "relaxed write of a flag",
+        handed_over("RELAXED(flag, 1);", "do ACQUIRE(seen, flag); while (!seen);"),
+        handed_over("RELEASE(flag, 1);", "do ACQUIRE(seen, flag); while (!seen);"),
+        "race",
+    ),
+    (
+        "a flag that is watched and not acquired",
+        handed_over("RELEASE(flag, 1);", "while (!*watched);"),
+        handed_over("RELEASE(flag, 1);", "while (!*watched); __threadfence_block();"),
+        "race",
+    ),
+    (
+        "volatile flag without a fence of the writer",
+        handed_over("*watched = 1;", "while (!*watched); __threadfence_block();"),
+        handed_over("__threadfence_block(); *watched = 1;", "while (!*watched); __threadfence_block();"),
+        "race",
+    ),
+    (
+        "weak write of a flag",
+        handed_over("__threadfence_block(); *flag = 1;", "while (!*watched); __threadfence_block();"),
+        handed_over(
+            "__threadfence_block(); atomicExch(flag, 1);", "while (!atomicAdd(flag, 0)); __threadfence_block();"
+        ),
+        "race",
+    ),
+    (
+        "what is written after the release",
+        handed_over("RELEASE(flag, 1); s[3] = 5;", "do ACQUIRE(seen, flag); while (!seen);"),
+        handed_over("s[3] = 5; RELEASE(flag, 1);", "do ACQUIRE(seen, flag); while (!seen);"),
+        "race",
+    ),
+    ("a lock without a fence", LOCKED.replace("s[0] += 1; __threadfence_block();", "s[0] += 1;"), LOCKED, "race"),
     (
         "read before the barrier",
         "s[t] = t;\n out[t] = s[(t + 32) % 64];",
@@ -208,6 +277,10 @@ def test_hazard_is_named_and_its_correct_twin_passes(faulty: str, correct: str, 
     block = 128 if "128" in faulty + correct or "^ 64" in faulty else THREADS
     assert fault(faulty, block).kind == kind
     run(correct, block)
+
+
+def test_a_lock_in_shared_memory_counts_all_warps() -> None:
+    assert (run(LOCKED, block=256) == 8).all()
 
 
 def test_a_race_names_both_parties_and_their_lines() -> None:

@@ -318,7 +318,7 @@ TWINS = [
 
 
 @cache  # correct twins are shared
-def run(body: str, check_hazards: str | bool = "stop") -> Run:
+def run(body: str, check_hazards: str | bool = "stop", **options: object) -> Run:
     gpu = SimulatedGPU("sm_90a")
     array = np.ones((64, 64), BF16)
     source, target = (
@@ -326,9 +326,8 @@ def run(body: str, check_hazards: str | bool = "stop") -> Run:
     )
     out = gpu.to_device(np.zeros(4 * 160, np.float32))
     arguments = [source, target, out]
-    return run_cuda(
-        KERNEL.replace("BODY", body), 160, arguments, gpu, shared_bytes=2 * TILE, check_hazards=check_hazards
-    )
+    source_text = KERNEL.replace("BODY", body)
+    return run_cuda(source_text, 160, arguments, gpu, shared_bytes=2 * TILE, check_hazards=check_hazards, **options)
 
 
 @pytest.mark.parametrize("twins", TWINS, ids=[twins.name for twins in TWINS])
@@ -347,6 +346,20 @@ def test_an_mbarrier_without_a_fence_is_reported_and_the_run_goes_on() -> None:
     done = run("if (t == 0) { init(fresh, 1); fill(t0, in, fresh); wait(fresh, 0); }", check_hazards=True)
     assert [(finding.kind, finding.count) for finding in done.findings] == [("mbarrier-fence", 1)]
     assert "fence.mbarrier_init" in done.report()
+
+
+@pytest.mark.parametrize("instruction", ["try_wait", "test_wait"])
+def test_a_wait_whose_answer_is_ignored_passes_unless_waits_fail_spuriously(instruction: str) -> None:
+    once = (
+        'asm volatile("{\\n.reg .pred done;\\n'
+        f'mbarrier.{instruction}.parity.shared::cta.b64 done, [%0], 0;\\n}}" :: "r"(full), "r"(full2) : "memory");'
+    )
+    body = consumer(once + once.replace("%0", "%1") + MMA)
+    run(body)
+    with pytest.raises(SimulationError, match="its mbarrier was not waited for") as caught:
+        run(body, spurious_waits=True)
+    assert caught.value.kind == "async-copy"
+    run(consumer(WAIT + MMA), spurious_waits=True)
 
 
 def test_both_parties_are_found_in_the_source() -> None:

@@ -294,9 +294,3 @@ extern "C" __global__ void k(int *out) {
     run = run_cuda(source, 256, [out], gpu)
     assert gpu.to_host(out).tolist() == [0, 1] * 4
     assert run.counters.barriers == 1 + 9
-
-
-def test_clusters_of_several_blocks_are_refused() -> None:
-    source = 'extern "C" __global__ void __cluster_dims__(2, 1, 1) k() {}'
-    with pytest.raises(SimulationError, match="clusters of several thread blocks"):
-        run_cuda(source, 32, [], SimulatedGPU("sm_90a"), grid=2)

@@ -45,6 +45,12 @@ class AsyncHazards:
 
     def read(self, access: AsyncAccess, columns: np.ndarray, groups: np.ndarray) -> None:
         """Check a read, and record it (per chunk) for a party's column and the commit group it belongs to."""
+        granules = self.check_read(access)
+        stamps = (groups.astype(np.int64) + 1) * TICK
+        self._tracker.record_async_reads(granules, columns.astype(np.int64)[:, None], stamps[:, None])
+
+    def check_read(self, access: AsyncAccess) -> np.ndarray:
+        """Check a read against the writes before it; its granules."""
         granules = self._tracker.granules_of_chunks(access.flat, CHUNK_BYTES)
         written = self._tracker.writes[granules]
         if not written.all():
@@ -52,8 +58,12 @@ class AsyncHazards:
             detail = f"{access.what} of shared memory that nobody wrote"
             self._report(access, int(chunks[0]), "uninitialised-shared", detail, None, chunks.size)
         self._check_writers(access, written)
-        stamps = (groups.astype(np.int64) + 1) * TICK
-        self._tracker.record_async_reads(granules, columns.astype(np.int64)[:, None], stamps[:, None])
+        return granules
+
+    def write_elsewhere(self, flat: np.ndarray, width: int, column: int, phase: int) -> None:
+        """A write to another block of the cluster: recorded for the mbarrier's phase, not checked for races."""
+        granules = self._tracker.granules_of_chunks(flat, width)
+        self._tracker.record_async_write(granules, column, np.int64(phase + 1) * TICK)
 
     def write(self, access: AsyncAccess, column: int, phase: int) -> None:
         """Check a bulk copy's write, and record it for the mbarrier's phase that it will complete."""

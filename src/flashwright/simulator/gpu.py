@@ -64,7 +64,10 @@ class SimulatedGPU:
         self._arrays.pop(address, None)
 
     def load(self, ptx: PtxSource) -> Module:
-        """Parse and bind a PTX module; an instruction this simulator does not know is refused here.
+        """Parse and bind a PTX module.
+
+        A kernel with instructions that the simulator does not know is refused (`Module.refused`); a module in which
+        no kernel can run is refused here.
 
         ``ptx`` is text, the bytes of it, or the path of a file.
         """

@@ -11,7 +11,7 @@ column in the vector clocks (see `parties`); `async_hazards` checks those access
 A record of an access is one 64-bit number, so that one comparison decides:
 
     bit  62      61 … 36    35 … 17   16       15      14 … 6   5         4 … 0
-        pending  stamp      pc        atomic   async   party    several   lane
+        pending  stamp      pc        strong   async   party    several   lane
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from .architecture import WARP_SIZE
 from .errors import ErrorKind, OtherParty
+from .memory_order import MemoryOrder, Ordering
 from .parties import Parties
 
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 _SEVERAL = np.int64(1 << 5)
 PARTY_SHIFT, PARTY_MASK = 6, np.int64((1 << 9) - 1)
 _ASYNC = np.int64(1 << 15)
-_ATOMIC = np.int64(1 << 16)
+_STRONG = np.int64(1 << 16)  # volatile, relaxed, acquire, release or atomic
 _PC_SHIFT = 17
 _PC_MASK = (1 << 19) - 1
 _STAMP_SHIFT = 36
 _PENDING = np.int64(1 << 62)
 THREAD_MASK = np.int64((1 << 15) - 1)
 TICK = np.int64(1 << _STAMP_SHIFT)
+_ORDERED = np.int64(1)  # a record before every stamp
 
 
 class WarpClocks:
@@ -127,6 +129,7 @@ class SharedAccess:
     addresses: np.ndarray  # offsets in the block's shared memory
     flat: np.ndarray  # the same in the wave's memory
     data: np.ndarray | None  # what a store or copy will write
+    ordering: Ordering | None = None  # of a strong access
 
     def by_granule(self, parts: int) -> np.ndarray:
         """[granule, byte]: what is written to all of the access's granules, ``parts`` per thread."""
@@ -160,6 +163,7 @@ class HazardTracker:
         self._readers = self.parties.readers
         self._reads = np.zeros(granules * self._readers, np.int64)
         self.clocks = WarpClocks(wave.warps, wave.warps_per_block, self.parties)
+        self.order = MemoryOrder(self.clocks)
         self._thread_warp = np.arange(wave.threads) // WARP_SIZE
         self.thread_id = (wave.warp_in_block.astype(np.int64) << PARTY_SHIFT) | wave.lane
 
@@ -177,17 +181,25 @@ class HazardTracker:
         self._check_writer(access, granules, warp, me, parts)
         own = self.clocks.own()[warp]
         record = own | me | self._pc_field(self._wave.pc)
+        if access.ordering is not None:
+            record |= _STRONG
         if access.kind == "load":
-            self._record_read(granules, me, record, own)
-            return
-        self._check_readers(access, granules, warp, me, parts)
-        if access.kind == "atomic":
-            record |= _ATOMIC
-        elif access.kind == "async-copy":
-            record |= _PENDING | _ASYNC | _SEVERAL
-        self.writes[granules] = record
-        if access.kind != "atomic":
-            self._check_same_instruction(access, granules, record, parts)
+            self._record_read(access, granules, me, record, own)
+        else:
+            self._check_readers(access, granules, warp, me, parts)
+            if access.kind == "async-copy":
+                record |= _PENDING | _ASYNC | _SEVERAL
+            self.writes[granules] = record
+            if access.ordering is None:
+                self._check_same_instruction(access, granules, record, parts)
+        if access.ordering is not None:
+            self._synchronise(access, access.ordering, warp, granules)
+
+    def _synchronise(self, access: SharedAccess, ordering: Ordering, warp: np.ndarray, granules: np.ndarray) -> None:
+        if access.kind != "store":
+            self.order.read(ordering, warp, granules)
+        if access.kind != "load":
+            self.order.write(ordering, warp, granules, is_atomic=access.kind == "atomic")
 
     def arrived(
         self, threads: np.ndarray, flat: np.ndarray, width: int, pc: int, stamps: np.ndarray | None = None
@@ -201,6 +213,10 @@ class HazardTracker:
             stamps = self.clocks.own()[self._thread_warp[threads]]
         record = stamps | self.thread_id[threads] | _ASYNC
         self.writes[self._granules(flat, parts)] = np.repeat(record | self._pc_field(pc), parts)
+
+    def written_from_elsewhere(self, flat: np.ndarray, width: int) -> None:
+        """Another block of the cluster wrote here, which is not checked for races: it counts as ordered."""
+        self.writes[self._granules(flat, self._parts(width))] = _ORDERED
 
     # Accesses of asynchronous parties, in chunks -----------------------------------------------------
 
@@ -245,8 +261,8 @@ class HazardTracker:
         if not unordered.any():
             return
         unordered &= (written & THREAD_MASK) != me
-        if access.kind == "atomic":
-            unordered &= (written & _ATOMIC) == 0
+        if access.ordering is not None:
+            unordered &= (written & _STRONG) == 0
         items = np.flatnonzero(unordered)
         if access.kind == "store" and items.size:
             # The same value again is harmless, and a common idiom for flags.
@@ -264,9 +280,16 @@ class HazardTracker:
         stored = self._wave.shared.store.bytes.reshape(-1, values.shape[1])[granules[items]]
         return (stored == values).all(axis=1)
 
-    def _record_read(self, granules: np.ndarray, me: np.ndarray, record: np.ndarray, own: np.ndarray) -> None:
+    def _record_read(
+        self, access: SharedAccess, granules: np.ndarray, me: np.ndarray, record: np.ndarray, own: np.ndarray
+    ) -> None:
         index = granules * self._readers + (me >> PARTY_SHIFT)
         before = self._reads[index]
+        if access.ordering is not None:
+            # A weak read of the warp since it last synchronised conflicts with more: its record stays.
+            kept = (before >= own) & ((before & _STRONG) == 0)
+            if kept.any():
+                index, before, me, record, own = (array[~kept] for array in (index, before, me, record, own))
         also_read = (before >= own) & ((before & THREAD_MASK) != me)
         if also_read.any():  # another lane of the warp has read it since the warp last synchronised
             record = np.where(also_read, record | _SEVERAL, record)
@@ -283,6 +306,8 @@ class HazardTracker:
         unordered = readers >= self.clocks.seen[:, : self._readers].take(warp, axis=0)
         if unordered.any():
             unordered &= (readers & THREAD_MASK) != me[:, None]
+            if access.ordering is not None:
+                unordered &= (readers & _STRONG) == 0
         if unordered.any():
             items, columns = np.nonzero(unordered)
             records = readers[items, columns]

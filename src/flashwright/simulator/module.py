@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from .architecture import MAX_BLOCK_DIM, MAX_GRID_DIM, MAX_THREADS_PER_BLOCK, WARP_SIZE
 from .arguments import Argument, pack_arguments
 from .binding import SymbolAddress
+from .clusters import MAX_CLUSTER_SIZE
 from .counters import Counters
 from .errors import SimulationError
 from .findings import HazardChecks, HazardPolicy
 from .garbage import without_garbage_collection
+from .grid import run_blocks
 from .memory.thread_memory import ConstantMemory
 from .memory.windows import FUNCTION_BASE, FUNCTION_STEP, WINDOW_BASE
 from .parsed_modules import parsed
@@ -21,8 +24,7 @@ from .parties import Parties
 from .program import Program, ProgramBuilder, align_up
 from .ptx.syntax import ModuleSyntax
 from .run import Run
-from .trace import WarpTrace
-from .wave import Dim3, Launch, Wave
+from .wave import Dim3, Launch
 
 if TYPE_CHECKING:
     from .gpu import SimulatedGPU
@@ -45,21 +47,30 @@ class Module:
             symbols, constant_bytes = _place_variables(gpu, self._syntax)
             self._symbols = symbols
             self._constants = ConstantMemory("const", constant_bytes)
-            self._programs = {
-                function.name: ProgramBuilder(self._syntax, function, symbols).build()
-                for function in self._syntax.functions.values()
-                if function.is_entry
-            }
+            self._programs: dict[str, Program] = {}
+            self.refused: dict[str, SimulationError] = {}
+            """Kernels that cannot be executed, and why: the error that `launch` raises for them."""
+            for kernel in self.kernels:
+                try:
+                    self._programs[kernel] = ProgramBuilder(
+                        self._syntax, self._syntax.functions[kernel], symbols
+                    ).build()
+                except SimulationError as error:
+                    self.refused[kernel] = error
+        if self.refused and not self._programs:
+            raise next(iter(self.refused.values()))
 
     @property
     def kernels(self) -> list[str]:
         """Names of the entry points."""
-        return list(self._programs)
+        return [function.name for function in self._syntax.functions.values() if function.is_entry]
 
     def program(self, kernel: str) -> Program:
         """The bound program of a kernel (static shared bytes, instructions with their lines)."""
+        if kernel in self.refused:
+            raise self.refused[kernel]
         if kernel not in self._programs:
-            raise ValueError(f"no kernel {kernel!r} in this module; it has: {', '.join(self._programs) or 'none'}")
+            raise ValueError(f"no kernel {kernel!r} in this module; it has: {', '.join(self.kernels) or 'none'}")
         return self._programs[kernel]
 
     @property
@@ -115,6 +126,9 @@ class Module:
         trace_warp: tuple[int, int] | None = None,
         step_limit: int = _STEP_LIMIT,
         registers: int | None = None,
+        spurious_waits: bool = False,
+        stdout: TextIO | None = None,
+        cluster: Sequence[int] | int | None = None,
     ) -> Run:
         """Execute a kernel to its end; returns its counters.
 
@@ -126,21 +140,28 @@ class Module:
         does not name. Bounds and alignment are always checked. After
         ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop. ``registers`` is what
         the kernel was compiled for, per thread: what ``setmaxnreg`` has to distribute (default: its ``.maxnreg``, or
-        unlimited).
+        unlimited). With ``spurious_waits`` every other ``mbarrier.try_wait`` or ``test_wait`` of a thread says "not
+        complete" whatever the phase, as hardware may: code that takes the answer for granted is found. What the kernel
+        prints goes to ``stdout`` (default: the process's).
+        ``cluster`` is the number of thread blocks in a cluster (default: what the kernel was compiled for, or 1).
         """
         program = self.program(kernel)
         grid3, block3 = _dim3("grid", grid), _dim3("block", block)
         self._check_limits(program, grid3, block3, shared_bytes)
+        cluster3 = _cluster(program, grid3, cluster)
+        cluster_size = cluster3[0] * cluster3[1] * cluster3[2]
         blocks = grid3[0] * grid3[1] * grid3[2]
         threads = align_up(block3[0] * block3[1] * block3[2], WARP_SIZE)
         policy = HazardPolicy(check_hazards)
         per_wave = _blocks_per_wave(program, threads, shared_bytes, policy.is_checking)
+        per_wave = max(cluster_size, per_wave // cluster_size * cluster_size)
         if trace_warp is not None and not (0 <= trace_warp[0] < blocks and 0 <= trace_warp[1] * WARP_SIZE < threads):
             raise ValueError(f"trace_warp={trace_warp}: the launch has {blocks} blocks of {threads // WARP_SIZE} warps")
         launch = Launch(
             program=program,
             grid=grid3,
             block=block3,
+            cluster=cluster3,
             dynamic_shared_bytes=shared_bytes,
             global_memory=self._gpu.memory,
             constants=self._constants,
@@ -149,20 +170,15 @@ class Module:
             hazard_policy=policy,
             step_limit=step_limit,
             tensor_maps=self._gpu.tensor_maps,
+            print=(stdout or sys.stdout).write,
             registers=registers or program.limits.get("maxnreg", (None,))[0],
+            spurious_waits=spurious_waits,
         )
-        trace: WarpTrace | None = None
+        if trace_warp is not None:
+            trace_warp = _number_of_block(trace_warp[0], grid3, cluster3), trace_warp[1]
         try:
             with np.errstate(all="ignore"):
-                for first in range(0, blocks, per_wave):
-                    count = min(per_wave, blocks - first)
-                    traced = None
-                    if trace_warp is not None and first <= trace_warp[0] < first + count:
-                        traced = (trace_warp[0] - first) * (threads // WARP_SIZE) + trace_warp[1]
-                    wave = Wave(launch, first, count, traced)
-                    wave.run()
-                    if traced is not None:
-                        trace = wave.trace
+                trace = run_blocks(launch, blocks, per_wave, trace_warp)
         except SimulationError as error:
             error.findings = policy.findings
             raise
@@ -183,8 +199,6 @@ class Module:
             allowed = int(np.prod(declared))
             if threads > allowed or (limit == "reqntid" and threads != allowed):
                 raise ValueError(f"kernel {program.name} was compiled for .{limit} {declared}, launched with {block}")
-        if program.is_clustered:
-            raise SimulationError("unsupported", "clusters of several thread blocks", kernel=program.name)
         available = self._gpu.architecture.shared_bytes_per_block
         if shared_bytes < 0 or program.shared_bytes(shared_bytes) > available:
             raise SimulationError(
@@ -201,6 +215,28 @@ def _blocks_per_wave(program: Program, threads: int, shared_bytes: int, is_check
         parties = Parties(threads // WARP_SIZE, program.has_asynchronous_parties)
         shared += shared // program.shared_granule * 8 * (1 + parties.readers)
     return max(1, min(_THREADS_PER_WAVE // threads, _SHARED_BYTES_PER_WAVE // max(shared, 1)))
+
+
+def _cluster(program: Program, grid: Dim3, requested: Sequence[int] | int | None) -> Dim3:
+    """The shape of a cluster, checked against the kernel and the grid."""
+    declared = program.limits.get("reqnctapercluster")
+    cluster = _dim3("cluster", requested if requested is not None else declared or 1)
+    if declared is not None and cluster != _dim3("cluster", declared):
+        raise ValueError(f"kernel {program.name} was compiled for clusters of {declared}, launched with {cluster}")
+    if cluster[0] * cluster[1] * cluster[2] > MAX_CLUSTER_SIZE:
+        raise ValueError(f"a cluster of {cluster} thread blocks; allowed: up to {MAX_CLUSTER_SIZE}")
+    if any(blocks % size for blocks, size in zip(grid, cluster, strict=True)):
+        raise ValueError(f"a grid of {grid} thread blocks is no multiple of clusters of {cluster}")
+    return cluster
+
+
+def _number_of_block(linear: int, grid: Dim3, cluster: Dim3) -> int:
+    """The place of a block of the grid in the order of execution, in which blocks of a cluster are neighbours."""
+    index = (linear % grid[0], linear // grid[0] % grid[1], linear // (grid[0] * grid[1]))
+    (x, i), (y, j), (z, k) = (divmod(at, size) for at, size in zip(index, cluster, strict=True))
+    columns, rows = grid[0] // cluster[0], grid[1] // cluster[1]
+    number = x + columns * (y + rows * z)
+    return number * cluster[0] * cluster[1] * cluster[2] + i + cluster[0] * (j + cluster[1] * k)
 
 
 def _dim3(name: str, value: Sequence[int] | int) -> Dim3:

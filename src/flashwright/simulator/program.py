@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 from . import instructions as _families  # noqa: F401  (importing it registers the instruction families)
 from .binding import CARRY_FLAG, Binder, Slot, SymbolAddress
 from .control_flow import END, ControlFlow
 from .errors import SimulationError
+from .instructions.run_time import RUN_TIME_FUNCTIONS
 from .memory.windows import CALL_PARAMETER_BASE
 from .ptx.syntax import (
     Arguments,
@@ -82,11 +82,6 @@ class Program:
         """Shared memory of a block that is launched with ``dynamic`` bytes."""
         return self.dynamic_shared_offset + dynamic if dynamic else self.static_shared_bytes
 
-    @property
-    def is_clustered(self) -> bool:
-        """Whether several thread blocks form a cluster."""
-        return prod(self.limits.get("reqnctapercluster", ())) > 1
-
     @cached_property
     def has_asynchronous_parties(self) -> bool:
         """Whether bulk copies or warpgroup products touch shared memory beside the threads."""
@@ -145,6 +140,7 @@ class ProgramBuilder:
         self.flat: list[_Flat] = []
         self.slot_by_name: dict[str, Slot] = {}
         self.instances = 0
+        self.problems: dict[tuple[int | None, str], Instruction | None] = {}  # (PTX line, reason) → instruction
 
     def build(self) -> Program:
         self._lay_out_module_shared()
@@ -199,8 +195,11 @@ class ProgramBuilder:
             elif variable.space == "param":
                 address = SymbolAddress("param", CALL_PARAMETER_BASE + self._place_local(variable))
             else:
-                raise self._unsupported(None, f".{variable.space} variable {variable.name} inside a function")
+                self._refuse(None, f".{variable.space} variable {variable.name} inside a function")
+                continue
             instance.symbols[variable.name] = address
+        for line, text, reason in function.unsupported:
+            self._refuse(Instruction(text, (), None, line, text, None), reason)
         assert function.body is not None
         for statement in function.body:
             if isinstance(statement, Label):
@@ -209,7 +208,10 @@ class ProgramBuilder:
             flat = _Flat(statement, instance)
             self.flat.append(flat)
             if statement.root == "call":
-                flat.callees = self._expand_call(statement, instance)
+                try:
+                    flat.callees = self._expand_call(statement, instance)
+                except Unsupported as reason:
+                    self._refuse(statement, str(reason))
                 flat.call_end = len(self.flat)
                 for callee in flat.callees.values():
                     callee.return_to = flat.call_end
@@ -228,20 +230,20 @@ class ProgramBuilder:
         elif isinstance(target, Symbol) and target.name in self.module.functions:
             callees = [self.module.functions[target.name]]
             if callees[0].body is None:
-                if target.name in EXTERNAL_FUNCTIONS:
+                if target.name in RUN_TIME_FUNCTIONS:
                     return {}
-                raise self._unsupported(call, f"call of external function {target.name}")
+                raise Unsupported(f"call of external function {target.name}")
             if len(caller.callers) > _MAX_CALL_DEPTH or target.name in caller.callers:
-                raise self._unsupported(call, f"recursion, or more than {_MAX_CALL_DEPTH} nested calls")
+                raise Unsupported(f"recursion, or more than {_MAX_CALL_DEPTH} nested calls")
         else:
-            raise self._unsupported(call, "call of an unknown function")
+            raise Unsupported("call of an unknown function")
         if not all(isinstance(actual, Symbol) for actual in actuals):
-            raise self._unsupported(call, "call with arguments that are not .param variables")
+            raise Unsupported("call with arguments that are not .param variables")
         expanded = {}
         for callee in callees:
             formals = [*callee.returns, *callee.parameters]
             if len(formals) != len(actuals):
-                raise self._unsupported(call, f"{len(actuals)} arguments and results; {callee.name} has {len(formals)}")
+                raise Unsupported(f"{len(actuals)} arguments and results; {callee.name} has {len(formals)}")
             symbols = {
                 formal.name: caller.symbols[actual.name]
                 for formal, actual in zip(formals, actuals, strict=True)
@@ -279,9 +281,15 @@ class ProgramBuilder:
         root = self.flat[0].instance if self.flat else _Instance(self.entry, "", {}, 0, ())
         binders = []
         for pc, flat in enumerate([*self.flat, _Flat(end, root)]):
-            instruction, binder = self._bind(pc, flat)
+            try:
+                instruction, binder = self._bind(pc, flat)
+            except Unsupported as reason:
+                self._refuse(flat.syntax, str(reason))
+                continue
             self.program.code.append(instruction)
             binders.append(binder)
+        if self.problems:
+            raise self._refusal()
         self.program.shared_granule = min(set().union(*(binder.shared_widths for binder in binders)), default=16)
         self._watch_wgmma_registers(binders)
 
@@ -308,11 +316,8 @@ class ProgramBuilder:
             callees={self.module_symbols[name].offset: callee.start for name, callee in flat.callees.items()},
             pc=pc,
         )
-        try:
-            operation = decode(syntax, binder)
-            guard = self._slot_resolver(instance)(syntax.guard.register.name).index if syntax.guard else -1
-        except Unsupported as reason:
-            raise self._unsupported(syntax, str(reason)) from None
+        operation = decode(syntax, binder)
+        guard = self._slot_resolver(instance)(syntax.guard.register.name).index if syntax.guard else -1
         instruction = BoundInstruction(
             operation,
             guard,
@@ -355,17 +360,34 @@ class ProgramBuilder:
 
         return symbol_of
 
-    def _unsupported(self, syntax: Instruction | None, reason: str) -> SimulationError:
-        if syntax is None:
-            return SimulationError("unsupported", reason, kernel=self.entry.name)
+    # Refusal -----------------------------------------------------------------------------------------
+
+    def _refuse(self, syntax: Instruction | None, reason: str) -> None:
+        """One more thing of the kernel that cannot be executed; each line of PTX is named once."""
+        line = None if syntax is None else syntax.ptx_line
+        self.problems.setdefault((line, reason), syntax)
+
+    def _refusal(self) -> SimulationError:
+        problems = sorted(self.problems.items(), key=lambda item: item[0][0] or 0)
+        described = [reason if syntax is None else f"`{syntax.text}`: {reason}" for (_, reason), syntax in problems]
+        detail = described[0]
+        if len(described) > 1:
+            places = ["kernel" if line is None else f"PTX line {line}" for (line, _), _ in problems]
+            lines = [f"\n    {place}: {text}" for place, text in zip(places, described, strict=True)]
+            detail = f"{len(lines)} things that the simulator does not execute:{''.join(lines)}"
+        first = problems[0][1]
+        if first is None:
+            return SimulationError("unsupported", detail, kernel=self.entry.name)
+        source = first.source
         return SimulationError(
             "unsupported",
-            f"`{syntax.text}`: {reason}",
+            detail,
             kernel=self.entry.name,
-            ptx_line=syntax.ptx_line,
-            source_line=syntax.source.line if syntax.source else None,
-            source_location=str(syntax.source) if syntax.source else None,
-            instruction=syntax.text,
+            ptx_line=first.ptx_line,
+            source_line=source.line if source else None,
+            source_file=source.file if source else None,
+            source_location=str(source) if source else None,
+            instruction=first.text,
         )
 
 
@@ -377,11 +399,6 @@ def _functions_with_address(module: ModuleSyntax) -> list[str]:
             if isinstance(statement, Instruction) and statement.root != "call":
                 found |= {operand.name for operand in statement.operands if isinstance(operand, Symbol)}
     return [name for name, function in module.functions.items() if name in found and not function.is_entry]
-
-
-# Functions of the CUDA run time that may be called without a body: printing does nothing here, a failed
-# assertion stops the run (see instructions/control.py).
-EXTERNAL_FUNCTIONS = ("vprintf", "__assertfail")
 
 
 def align_up(value: int, alignment: int) -> int:

@@ -69,9 +69,11 @@ def decode(syntax: Instruction, binder: Binder) -> Operation:
         raise Unsupported("unknown instruction")
     try:
         operation = decoder(syntax, binder)
-    except (IndexError, KeyError, AssertionError, ValueError) as error:
+    except Unsupported:
+        raise
+    except Exception as error:
         # A decoder that runs out of operands or modifiers met a form it was not written for.
-        raise Unsupported(f"form not understood ({type(error).__name__}: {error})") from error
+        raise Unsupported("operands or modifiers of a form that the simulator does not know") from error
     return operation if isinstance(operation, Operation) else Operation(operation)
 
 

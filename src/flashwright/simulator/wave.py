@@ -6,21 +6,23 @@ whose size is not a multiple of 32 is padded with lanes that never live.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from .architecture import WARP_SIZE
 from .async_hazards import AsyncHazards
+from .clusters import Clusters
 from .errors import ErrorKind, OtherParty, SimulationError
 from .findings import HazardPolicy
 from .hazards import HazardTracker
 from .memory.shared_memory import SharedMemory
 from .memory.space import MemorySpace
 from .memory.thread_memory import ConstantMemory, LocalMemory
+from .memory_order import Ordering
 from .ptx.types import RAW_DTYPES
 from .register_hazards import RegisterHazards
 from .scheduler import FAR, Scheduler
@@ -28,11 +30,13 @@ from .special_registers import SPECIAL_REGISTERS
 from .sync.async_copies import AsyncCopies
 from .sync.blocker import Blocker
 from .sync.bulk_copies import BulkCopies
+from .sync.cluster_barriers import ClusterBarriers
 from .sync.convergence import Convergence
 from .sync.mbarriers import Mbarriers
 from .sync.meetings import Meetings
 from .sync.named_barriers import NamedBarriers
 from .sync.register_pool import RegisterPool
+from .sync.spinning import Activity, Spinning, Verdict
 from .sync.warpgroups import Warpgroups
 from .sync.wgmma_groups import WgmmaGroups
 from .trace import WarpTrace
@@ -57,6 +61,7 @@ class Launch:
     program: Program
     grid: Dim3
     block: Dim3
+    cluster: Dim3
     dynamic_shared_bytes: int
     global_memory: GlobalMemory
     constants: ConstantMemory
@@ -65,7 +70,14 @@ class Launch:
     hazard_policy: HazardPolicy
     step_limit: int
     tensor_maps: TensorMaps
+    print: Callable[[str], object]
     registers: int | None = None
+    spurious_waits: bool = False
+    activity: Activity = field(default_factory=Activity)
+
+    @property
+    def warps_per_block(self) -> int:
+        return -(-self.block[0] * self.block[1] * self.block[2] // WARP_SIZE)
 
 
 class Wave:
@@ -75,9 +87,11 @@ class Wave:
         program = launch.program
         self.program = program
         self.counters = launch.counters
+        self.print = launch.print
         self.blocks = blocks
         self.dynamic_shared_bytes = launch.dynamic_shared_bytes
-        self._set_geometry(launch.grid, launch.block, first_block, blocks)
+        self.warps_per_block = launch.warps_per_block
+        self._set_geometry(launch.grid, launch.block, launch.cluster, first_block, blocks)
         # State spaces
         self.global_memory = launch.global_memory
         self.shared = SharedMemory(blocks, program.shared_bytes(launch.dynamic_shared_bytes), self.block_of_thread)
@@ -92,10 +106,13 @@ class Wave:
         # Synchronisation objects
         self.scheduler = Scheduler(program.flow.order)
         self.meetings = Meetings(self)
+        self.spinning = Spinning(self, launch.activity, launch.step_limit)
+        self._activity = launch.activity
         self.convergence = Convergence(self)
         self.barriers = NamedBarriers(self)
+        self.cluster_barriers = ClusterBarriers(self)
         self.async_copies = AsyncCopies(self)
-        self.mbarriers = Mbarriers(self)
+        self.mbarriers = Mbarriers(self, launch.spurious_waits)
         self.bulk_copies = BulkCopies(self)
         self.warpgroups = Warpgroups(self)
         self.wgmma = WgmmaGroups(self)
@@ -108,7 +125,9 @@ class Wave:
             self.convergence,
             self.warpgroups,
             self.barriers,
+            self.cluster_barriers,
             self.meetings,
+            self.spinning,
         )
         # Hazards
         self.hazard_policy = launch.hazard_policy
@@ -123,6 +142,7 @@ class Wave:
         self.mask: np.ndarray | None = None
         self.merge: np.ndarray | None = None
         self._lanes: np.ndarray | None = None
+        self.ordering: Ordering | None = None  # of the strong access that is being executed
         zeros = {bits: np.zeros(self.threads, raw) for bits, raw in RAW_DTYPES.items()}
         false = np.zeros(self.threads, bool)
         # Arrays of registers are replaced, never modified, so that all may start as the same one.
@@ -133,11 +153,10 @@ class Wave:
                 np.asarray(special.value(self)).astype(special.type.dtype), (self.threads,)
             ).copy()
         self.trace = None if traced_warp is None else WarpTrace(traced_warp)
-        self._steps_left = launch.step_limit
+        self.scheduler.add(0, self.alive.copy())
 
-    def _set_geometry(self, grid: Dim3, block: Dim3, first_block: int, blocks: int) -> None:
+    def _set_geometry(self, grid: Dim3, block: Dim3, cluster: Dim3, first_block: int, blocks: int) -> None:
         live = block[0] * block[1] * block[2]
-        self.warps_per_block = -(-live // WARP_SIZE)
         padded = self.warps_per_block * WARP_SIZE
         self.threads = blocks * padded
         self.warps = blocks * self.warps_per_block
@@ -150,8 +169,21 @@ class Wave:
             in_block // block[0] % block[1],
             in_block // (block[0] * block[1]),
         )
-        linear = first_block + self.block_of_thread
-        self.block_index = (linear % grid[0], linear // grid[0] % grid[1], linear // (grid[0] * grid[1]))
+        self.clusters = Clusters(cluster, self.block_of_thread)
+        self.cluster_shape = cluster
+        number, rank = divmod(first_block + self.block_of_thread, self.clusters.size)
+        shape = self.cluster_grid_shape = (grid[0] // cluster[0], grid[1] // cluster[1], grid[2] // cluster[2])
+        self.cluster_index = (number % shape[0], number // shape[0] % shape[1], number // (shape[0] * shape[1]))
+        self.index_in_cluster = (
+            rank % cluster[0],
+            rank // cluster[0] % cluster[1],
+            rank // (cluster[0] * cluster[1]),
+        )
+        x, y, z = (
+            index * size + within
+            for index, size, within in zip(self.cluster_index, cluster, self.index_in_cluster, strict=True)
+        )
+        self.block_index = (x, y, z)
         self.lane = thread % WARP_SIZE
         self.warp_in_block = in_block // WARP_SIZE
         self.alive = in_block < live
@@ -212,9 +244,11 @@ class Wave:
 
     # Execution ---------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Run until every thread has exited."""
-        self.scheduler.add(0, self.alive.copy())
+    def run(self, gives_way: bool = True) -> bool:
+        """Run until every thread has exited; False: those that live wait for other thread blocks, or seem to.
+
+        Threads that spin wait; threads that run without getting anywhere seem to, and go on unless ``gives_way``.
+        """
         is_spinning = False
         last_turn = 0
         while self.alive_count:
@@ -222,23 +256,35 @@ class Wave:
                 self.bulk_copies.deliver()
             chosen = self.scheduler.take_after(last_turn) if is_spinning else self.scheduler.take_first()
             if chosen is None:
-                # Nobody can run: what is on its way arrives now, lanes that wait where ways join go on alone, or those
-                # that wait for a phase give up for a moment.
-                if self.bulk_copies.deliver() or self.meetings.give_up() or self.mbarriers.time_out():
+                if self._release_somebody():
                     continue
-                self._report_deadlock()
+                if self.spinning.has_parked:
+                    return False
+                self.report_deadlock()
             self.convergence.refuse_passing(*chosen)
             if is_spinning:
                 last_turn = chosen[0]
                 self.meetings.run_ahead(chosen[1])
                 self._run_group(*chosen, yields_to_earlier=False)
                 is_spinning = False
+                if gives_way and self.spinning.gives_way():
+                    return False
             else:
                 ready = self.meetings.ready(*chosen)
                 if ready is not None:
                     is_spinning = self._run_group(chosen[0], ready)
+        self.spinning.end()
         self.async_copies.deliver_all()
         self.bulk_copies.finish()
+        return True
+
+    def _release_somebody(self) -> bool:
+        """Nobody can run: what is on its way arrives, those that spin look again, lanes that wait where ways join go on
+        alone, or those that wait for a phase give up for a moment. False: none of that helps."""
+        if self.bulk_copies.deliver():
+            self._activity.count += 1
+            return True
+        return self.spinning.wake() or self.meetings.give_up() or self.mbarriers.time_out()
 
     def _run_group(self, pc: int, mask: np.ndarray, yields_to_earlier: bool = True) -> bool:
         """Run one group until it blocks, exits, or comes to a place in the program's order that a group stands at.
@@ -248,6 +294,8 @@ class Wave:
         """
         self.activate(mask)
         steps, executed, scheduler = self.program.steps, self.counters.executed, self.scheduler
+        spinning = self.spinning
+        spinning.begin_turn(pc, mask)
         groups, gathering, meeting = scheduler.groups, self.convergence.aligned, self.meetings.waiting
         limit = self._next_stop(steps[pc][5], yields_to_earlier)
         quantum = _FAIRNESS_QUANTUM
@@ -283,17 +331,26 @@ class Wave:
                 continue
             pc = execute(self)
             if pc < 0:
+                spinning.acted()
                 return False
             limit = FAR
             if groups or gathering or meeting:
                 limit = self._next_stop(steps[pc][5], yields_to_earlier)
             if pc <= self.pc:
+                verdict = Verdict.GO_ON
                 quantum -= 1
-                if quantum == 0:
-                    self._charge_steps(_FAIRNESS_QUANTUM)
+                spinning.jumps_to_look -= 1
+                if spinning.jumps_to_look == 0:
+                    verdict = spinning.look(pc, self._group_mask)
+                if verdict is Verdict.PARK:
+                    spinning.park(pc, self._group_mask)
+                    return False
+                if quantum == 0 or verdict is Verdict.YIELD:
                     scheduler.add(pc, self._group_mask)
+                    spinning.acted()
                     return True
         scheduler.add(pc, self._group_mask)
+        spinning.acted()
         return False
 
     def _next_stop(self, place: int, yields_to_earlier: bool) -> int:
@@ -316,12 +373,6 @@ class Wave:
         self.counters.executed[pc] += _count_warps(mask)
         if self.trace is not None:
             self.trace.step(pc, mask)
-
-    def _charge_steps(self, steps: int) -> None:
-        self._steps_left -= steps
-        if self._steps_left <= 0:
-            thread = int(np.flatnonzero(self._group_mask)[0])
-            self.fault_thread("deadlock", "no end within the step limit: an endless loop?", thread)
 
     def exit_group(self) -> None:
         """The running group ends; barriers stop expecting its threads."""
@@ -408,21 +459,19 @@ class Wave:
         x, y, z = (int(axis[thread]) for axis in self.block_index)
         return x, y, z
 
-    def _report_deadlock(self) -> NoReturn:
-        """Who waits for what, in the first block that is stuck; others are usually stuck in the same way."""
+    def report_deadlock(self) -> NoReturn:
+        """Who waits for what, in the first cluster that is stuck; others are usually stuck in the same way."""
         waiting = [(blocker.deadlock_kind, *entry) for blocker in self.blockers for entry in blocker.waiting_threads()]
         assert waiting, "living threads are neither runnable nor waiting"
         stuck = np.any([mask for _, _, mask, _ in waiting], axis=0)
-        blocks = np.unique(self.block_of_thread[stuck])
-        in_block = self.block_of_thread == blocks[0]
-        here = [(kind, pc, mask & in_block, why) for kind, pc, mask, why in waiting if (mask & in_block).any()]
+        nearby = self.clusters.of_thread == self.clusters.of_thread[int(np.flatnonzero(stuck)[0])]
+        others = np.unique(self.block_of_thread[stuck & ~nearby]).size
+        here = [(kind, pc, mask & nearby, why) for kind, pc, mask, why in waiting if (mask & nearby).any()]
         kind, pc, mask, _ = here[0]
         first = int(np.flatnonzero(mask)[0])
         lines = [self._describe_waiting(*entry) for _, *entry in here]
-        if blocks.size > 1:
-            lines.append(
-                f"and {'one other thread block' if blocks.size == 2 else f'{blocks.size - 1} others'} of this wave"
-            )
+        if others:
+            lines.append(f"and {'one other thread block' if others == 1 else f'{others} others'} of this wave")
         self.fault_thread(kind, "no thread can run: " + "; ".join(lines), first, pc=pc)
 
     def _describe_waiting(self, pc: int, mask: np.ndarray, reason: str) -> str:

@@ -66,9 +66,16 @@ def run_ahead() -> ForwardSimulation:
     return run_right(random(1, 5, 256, 64), random(1, 5, 32, 64), replace(CONFIG, kv_stages=3))
 
 
-def run_right(q: np.ndarray, k: np.ndarray, config: HopperForwardKernelConfig = CONFIG) -> ForwardSimulation:
+def run_with_spurious_waits() -> ForwardSimulation:
+    """Every other wait says that its phase has not ended, whether it has or not."""
+    return run_right(random(1, 1, 128, 64), random(1, 1, 192, 64), spurious_waits=True)
+
+
+def run_right(
+    q: np.ndarray, k: np.ndarray, config: HopperForwardKernelConfig = CONFIG, **options: Any
+) -> ForwardSimulation:
     v = random(*k.shape)
-    done = simulate_forward(config, q, k, v, check_hazards="stop")
+    done = simulate_forward(config, q, k, v, check_hazards="stop", **options)
     error = relative_error(done.output, reference_forward(q, k, v)[0])
     assert error < 5e-4, f"{WRONG}: {error}"
     return done
@@ -91,6 +98,7 @@ RUNS: dict[str, Callable[[], ForwardSimulation]] = {
     "rising scores": run_rising,
     "ahead": run_ahead,
     "packed": run_packed,
+    "spurious waits": run_with_spurious_waits,
 }
 
 
@@ -291,6 +299,12 @@ class SourceMutation:
 
 
 SOURCE_MUTATIONS = {
+    "waits are taken to have succeeded": SourceMutation(
+        "ptx/mbarrier.cuh",
+        {"while (!mbarrier_try_wait(barrier, parity)) {\n    }": "mbarrier_try_wait(barrier, parity);"},
+        run_with_spurious_waits,
+        {"async-copy", "race", "uninitialised-shared"},
+    ),
     "K is released before it is known that exponentials did not overflow": SourceMutation(
         CONSUMER,
         {

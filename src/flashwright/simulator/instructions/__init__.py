@@ -18,7 +18,9 @@ from . import (
     mma,
     moves,
     register_count,
+    remote_store,
     special_functions,
+    tensor_map,
     warp,
     wgmma,
 )
@@ -41,7 +43,9 @@ __all__ = [
     "mma",
     "moves",
     "register_count",
+    "remote_store",
     "special_functions",
+    "tensor_map",
     "warp",
     "wgmma",
 ]

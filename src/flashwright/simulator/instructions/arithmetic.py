@@ -163,6 +163,14 @@ def mul24(syntax: Instruction, bind: Binder) -> Execute:
 
     if syntax.root == "mul24":
         return bind.elementwise(syntax, product, ptx_type, ptx_type, ptx_type)
+    if syntax.has("sat"):
+        if ptx_type.name != "s32" or not high:
+            raise Unsupported(".sat of this form; there is mad24.hi.sat.s32")
+
+        def saturated(a: Any, b: Any, c: Any) -> Any:
+            return np.clip(product(a, b).astype(_I64) + c, _S32.min, _S32.max).astype(np.int32)
+
+        return bind.elementwise(syntax, saturated, *[ptx_type] * 4)
     return bind.elementwise(syntax, lambda a, b, c: product(a, b) + c, *[ptx_type] * 4)
 
 

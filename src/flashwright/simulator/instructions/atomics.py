@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import numerics as num
 from ..binding import Binder, elements_of
+from ..memory_order import ordered
 from ..ptx.syntax import Instruction, Sink
 from ..ptx.types import TYPES, PtxType
 from ..registry import Unsupported, instruction
@@ -111,7 +112,7 @@ def atomic(syntax: Instruction, bind: Binder) -> Execute:
         for put, values in zip(setters, old, strict=True):
             put(wave, values)
 
-    return execute
+    return ordered(syntax, execute)
 
 
 def _apply(items: np.ndarray, index: np.ndarray, operands: list[Any], update: Update, ptx_type: PtxType) -> np.ndarray:

@@ -77,6 +77,26 @@ def _reduction(name: str, target: Any, bind: Binder) -> Callable[[Wave], Callabl
     return finisher
 
 
+@instruction("barrier.cluster")
+def cluster_barrier(syntax: Instruction, bind: Binder) -> Operation:
+    """``barrier.cluster.arrive`` and ``.wait``, with .aligned for whole warps."""
+    action = syntax.modifiers[1]
+    if action not in ("arrive", "wait"):
+        raise Unsupported(f"barrier.cluster.{action}")
+    aligned, orders = syntax.has("aligned"), not syntax.has("relaxed")
+
+    def execute(wave: Wave) -> int:
+        if aligned and wave.mask is not None and not wave.convergence.gather(None, aligned=True):
+            return RESCHEDULE
+        if action == "wait":
+            return wave.cluster_barriers.wait()
+        pc = wave.pc
+        wave.cluster_barriers.arrive(orders)
+        return pc + 1
+
+    return Operation(execute, is_control=True)
+
+
 @instruction("bar.warp")
 def bar_warp(syntax: Instruction, bind: Binder) -> Operation:
     """Lanes of a warp meet, and their memory accesses before it are ordered before those after it."""
@@ -89,18 +109,23 @@ def bar_warp(syntax: Instruction, bind: Binder) -> Operation:
     return warp_synchronous(execute, members, aligned=False)
 
 
-def _warps_of(wave: Wave) -> np.ndarray | slice:
+def _warps_of(wave: Wave) -> np.ndarray:
     if wave.mask is None:
-        return slice(None)
+        return np.arange(wave.warps)
     return np.flatnonzero(wave.mask.reshape(-1, WARP_SIZE).any(axis=1))
 
 
 @instruction("membar", "fence")
 def fence(syntax: Instruction, bind: Binder) -> Execute:
-    """Memory is sequentially consistent here, and a fence alone orders no other thread: nothing to do."""
+    """Memory is sequentially consistent here: a fence matters to what strong accesses around it hand over."""
     if syntax.has("proxy"):
         raise Unsupported("proxy fences other than .async and .alias")
-    return lambda wave: None
+
+    def execute(wave: Wave) -> None:
+        if wave.hazards is not None:
+            wave.hazards.order.fence(_warps_of(wave))
+
+    return execute
 
 
 @instruction("fence.proxy.alias")
@@ -111,7 +136,7 @@ def alias_fence(syntax: Instruction, bind: Binder) -> Execute:
 
 @instruction("fence.proxy.async", "fence.mbarrier_init")
 def proxy_fence(syntax: Instruction, bind: Binder) -> Execute:
-    """What the thread wrote to shared memory, or has seen of others' writes, bulk copies and wgmma after this can see."""
+    """Bulk copies and wgmma ordered after this see what the thread wrote to shared memory, or has seen there."""
     if syntax.has("global"):
         return lambda wave: None
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Execute = Callable[..., Any]
 
-_U8, _U32, _U64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64)
+_U8, _U32, _U64, _I64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.int64)
 _PREDICATES = {"or": np.logical_or, "and": np.logical_and}
 _LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
@@ -207,6 +207,41 @@ def bit_mask(syntax: Instruction, bind: Binder) -> Execute:
         return (((np.uint64(1) << length) - np.uint64(1)) << start).astype(_U32)
 
     return bind.elementwise(syntax, compute, *[TYPES["u32"]] * 3)
+
+
+@instruction("szext")
+def extend(syntax: Instruction, bind: Binder) -> Execute:
+    """The lowest b bits of a, extended by their sign or by zeros; with .clamp, all of a from 32 bits on."""
+    ptx_type = data_type(syntax)
+    wraps = syntax.has("wrap")
+
+    def compute(a: Any, b: Any) -> Any:
+        length = (b & np.uint32(31) if wraps else np.minimum(b, np.uint32(32))).astype(_I64)
+        unused = np.minimum(64 - length, 63).astype(_I64)
+        wide = a.astype(_I64) << unused
+        kept = wide >> unused if ptx_type.is_signed else (wide.view(_U64) >> unused.astype(_U64)).view(_I64)
+        return np.where(length == 0, 0, kept).astype(ptx_type.dtype)
+
+    return bind.elementwise(syntax, compute, ptx_type, ptx_type, TYPES["u32"])
+
+
+@instruction("fns")
+def find_nth_set(syntax: Instruction, bind: Binder) -> Execute:
+    """The place of the offset-th bit of the mask that is set, from bit ``base`` on, upward or downward."""
+    positions = np.arange(32)[:, None]
+
+    def compute(mask: Any, base: Any, offset: Any) -> Any:
+        mask, base, offset = np.broadcast_arrays(mask, base.astype(_I64), offset.astype(_I64))
+        is_set = ((mask[None] >> positions.astype(_U32)) & np.uint32(1)) != 0
+        upward = is_set & (positions >= base)
+        downward = is_set & (positions <= base)
+        from_base = np.where(offset < 0, np.cumsum(downward[::-1], axis=0)[::-1], np.cumsum(upward, axis=0))
+        usable = np.where(offset < 0, downward, upward)
+        found = usable & (from_base == np.abs(offset))
+        found = np.where(offset == 0, is_set & (positions == base), found)
+        return np.where(found.any(axis=0), found.argmax(axis=0), 0xFFFFFFFF).astype(_U32)
+
+    return bind.elementwise(syntax, compute, TYPES["b32"], TYPES["b32"], TYPES["u32"], TYPES["s32"])
 
 
 @instruction("brev")

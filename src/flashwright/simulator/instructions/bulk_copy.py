@@ -5,7 +5,8 @@ cp.reduce.async.bulk is a copy to global memory that combines with what is there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..ptx.syntax import Immediate, Instruction, Operand, Vector
 from ..ptx.types import TYPES, ptx_type_of
 from ..registry import Operation, Unsupported, instruction
 from ..sync.bulk_copies import BulkLoad, BulkStore
+from ..sync.mbarriers import Mbarrier
 from ..tensor_boxes import TensorBox
 from .atomics import OPERATIONS, update_of
 from .load_store import active_values
@@ -35,14 +37,17 @@ Execute = Callable[..., Any]
 
 _TENSOR_ALIGNMENT = 128  # of a box in shared memory
 _LOADED, _STORED = "bytes_global_to_shared", "bytes_shared_to_global"
+# Directions of a copy, by the spaces in its opcode.
+TO_SHARED, TO_GLOBAL, IN_CLUSTER = "to shared", "to global", "in the cluster"
+_DIRECTIONS = {("shared", "global"): TO_SHARED, ("global", "shared"): TO_GLOBAL, ("shared", "shared"): IN_CLUSTER}
 
 
 @instruction("cp.async.bulk.tensor")
 def bulk_tensor(syntax: Instruction, bind: Binder) -> Operation:
     operands = _operands(syntax)
-    if _is_load(syntax):
-        target, source, barrier = operands
-        return _tensor_load(target, source, barrier, bind)
+    if _direction(syntax) == TO_SHARED:
+        target, source, barrier, *ranks = operands
+        return _tensor_load(target, source, barrier, ranks, bind)
     target, source = operands
     return _tensor_store(target, source, bind, TensorBox.write)
 
@@ -62,18 +67,30 @@ def reduce_tensor(syntax: Instruction, bind: Binder) -> Operation:
 @instruction("cp.async.bulk")
 def bulk(syntax: Instruction, bind: Binder) -> Operation:
     operands = _operands(syntax)
-    if _is_load(syntax):
-        target, source, size, barrier = operands
-        return _plain_load(target, source, size, barrier, bind)
+    direction = _direction(syntax)
+    if direction != TO_GLOBAL:
+        target, source, size, barrier, *ranks = operands
+        if direction == IN_CLUSTER:
+            return _cluster_copy(target, source, size, barrier, bind)
+        return _plain_load(target, source, size, barrier, ranks, bind)
     target, source, size = operands
     return _plain_store(target, source, size, bind, np.copyto)
 
 
 @instruction("cp.reduce.async.bulk")
 def reduce_bulk(syntax: Instruction, bind: Binder) -> Operation:
-    """``[global], [shared], bytes``."""
+    """``[global], [shared], bytes``, or to another block ``[shared::cluster], [shared], bytes, [mbarrier]``."""
     ptx_type = data_type(syntax)
-    update = update_of(_reduction_of(syntax), ptx_type, in_global=True)
+    in_global = _direction(syntax) == TO_GLOBAL
+    update = update_of(_reduction_of(syntax), ptx_type, in_global)
+    if not in_global:
+
+        def combined(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+            parts = (np.ascontiguousarray(part).view(ptx_type.dtype) for part in (old, new))
+            return np.asarray(update(*parts)).view(old.dtype)
+
+        target, source, size, barrier = _operands(syntax)
+        return _cluster_copy(target, source, size, barrier, bind, combined)
     target, source, size = _operands(syntax)
 
     def combine(view: np.ndarray, chunks: np.ndarray) -> None:
@@ -104,25 +121,23 @@ def wait_group(syntax: Instruction, bind: Binder) -> Execute:
 
 def _operands(syntax: Instruction) -> tuple[Operand, ...]:
     """The operands without a cache policy, which has no effect."""
-    for modifier in ("multicast::cluster", "im2col", "im2col_no_offs", "tile::gather4", "tile::scatter4", "cp_mask"):
+    for modifier in ("im2col", "im2col_no_offs", "tile::gather4", "tile::scatter4", "cp_mask"):
         if modifier in syntax.modifiers:
             raise Unsupported(f".{modifier}")
     has_policy = any(modifier.endswith("cache_hint") for modifier in syntax.modifiers)
     return syntax.operands[: len(syntax.operands) - has_policy]
 
 
-def _is_load(syntax: Instruction) -> bool:
+def _direction(syntax: Instruction) -> str:
     spaces = [modifier.split("::")[0] for modifier in syntax.modifiers]
-    places = [name for name in spaces if name in ("shared", "global")]
-    if places not in (["shared", "global"], ["global", "shared"]):
+    places = tuple(name for name in spaces if name in ("shared", "global"))
+    if places not in _DIRECTIONS:
         raise Unsupported(f"a bulk copy between {' and '.join(places) or 'unknown spaces'}")
-    return places[0] == "shared"
+    return _DIRECTIONS[places]
 
 
 def _reduction_of(syntax: Instruction) -> str:
     """The operation of a reducing copy."""
-    if _is_load(syntax):
-        raise Unsupported("a reducing bulk copy to shared memory")
     return next(modifier for modifier in syntax.modifiers if modifier in OPERATIONS)
 
 
@@ -157,16 +172,60 @@ def _bind_box(operand: Operand, bind: Binder) -> Callable[[Wave], list[TensorBox
     return boxes
 
 
-def _tensor_load(target: Operand, source: Operand, barrier: Operand, bind: Binder) -> Operation:
-    get_target, get_boxes, get_barrier = bind.address(target), _bind_box(source, bind), bind_mbarrier(barrier, bind)
+@dataclass(frozen=True)
+class _Target:
+    """Where a copy to shared memory goes: a block of the wave, an offset there, and an mbarrier of the block."""
+
+    block: int
+    offset: int
+    barrier: Mbarrier
+
+
+def _bind_targets(
+    target: Operand, barrier: Operand, ranks: Sequence[Operand], bind: Binder
+) -> Callable[[Wave], list[tuple[int, list[_Target]]]]:
+    """(thread, its targets) of each active thread: one, or with .multicast the same place in several blocks."""
+    get_target, get_barrier = bind.address(target), bind_mbarrier(barrier, bind)
+    get_ranks = bind.source(ranks[0], TYPES["u16"]) if ranks else None
+
+    def targets(wave: Wave) -> list[tuple[int, list[_Target]]]:
+        getters = [get_target] if get_ranks is None else [get_target, get_ranks]
+        found = []
+        for (thread, address, *masks), place in zip(_per_thread(wave, *getters), get_barrier(wave), strict=True):
+            pairs = [(address, int(place))]
+            if masks:
+                chosen = [rank for rank in range(16) if masks[0] >> rank & 1]
+                in_rank = wave.clusters.in_rank
+                pairs = [(in_rank(rank, address), in_rank(rank, int(place))) for rank in chosen]
+            found.append((thread, [_target(wave, thread, *pair) for pair in pairs]))
+        return found
+
+    return targets
+
+
+def _target(wave: Wave, thread: int, address: int, barrier_address: int) -> _Target:
+    block, offset = wave.clusters.target(thread, address)
+    wave.shared.check_running(wave, thread, block, address)
+    barrier = wave.mbarriers.find(thread, barrier_address, asynchronous=True)
+    if barrier.block != block:
+        detail = "a copy to one thread block of the cluster, and an mbarrier in another"
+        wave.fault_thread("mbarrier", detail, thread, barrier_address)
+    return _Target(block, offset, barrier)
+
+
+def _tensor_load(
+    target: Operand, source: Operand, barrier: Operand, ranks: Sequence[Operand], bind: Binder
+) -> Operation:
+    get_boxes, get_targets = _bind_box(source, bind), _bind_targets(target, barrier, ranks, bind)
     bind.shared_widths.add(CHUNK_BYTES)
 
     def execute(wave: Wave) -> None:
-        boxes, barriers = get_boxes(wave), get_barrier(wave)
-        for (thread, address), box, place in zip(_per_thread(wave, get_target), boxes, barriers, strict=True):
-            _check_box(wave, thread, address, box)
+        for (thread, targets), box in zip(get_targets(wave), get_boxes(wave), strict=True):
+            for place in targets:
+                _check_box(wave, thread, place.offset, box)
             _check_written(wave, thread, box.unwritten(wave.global_memory))
-            _issue_load(wave, thread, box.chunk_addresses(address), box.read(wave.global_memory), int(place))
+            for place in targets:
+                _issue_load(wave, thread, place, box.chunk_addresses(place.offset), box.read(wave.global_memory))
             wave.counters.count_bulk(wave, _LOADED, *box.sectors())
 
     return Operation(execute)
@@ -196,18 +255,49 @@ def _tensor_store(
     return Operation(execute)
 
 
-def _plain_load(target: Operand, source: Operand, size: Operand, barrier: Operand, bind: Binder) -> Operation:
-    getters = bind.address(target), bind.address(source), bind.source(size, TYPES["u32"])
-    get_barrier = bind_mbarrier(barrier, bind)
+def _plain_load(
+    target: Operand, source: Operand, size: Operand, barrier: Operand, ranks: Sequence[Operand], bind: Binder
+) -> Operation:
+    getters = bind.address(source), bind.source(size, TYPES["u32"])
+    get_targets = _bind_targets(target, barrier, ranks, bind)
     bind.shared_widths.add(CHUNK_BYTES)
 
     def execute(wave: Wave) -> None:
-        for (thread, start, place, count), mbarrier in zip(_per_thread(wave, *getters), get_barrier(wave), strict=True):
-            data = _global_chunks(wave, thread, start, place, count)
-            has_unwritten = wave.global_memory.unwritten_among(np.array([place]), count).size
-            _check_written(wave, thread, place if has_unwritten else None)
-            _issue_load(wave, thread, start + np.arange(0, count, CHUNK_BYTES), data.copy(), int(mbarrier))
+        for (thread, place, count), (_, targets) in zip(_per_thread(wave, *getters), get_targets(wave), strict=True):
+            for at in targets:
+                data = _global_chunks(wave, thread, at.offset, place, count)
+                has_unwritten = wave.global_memory.unwritten_among(np.array([place]), count).size
+                _check_written(wave, thread, place if has_unwritten else None)
+                _issue_load(wave, thread, at, at.offset + np.arange(0, count, CHUNK_BYTES), data.copy())
             wave.counters.count_bulk(wave, _LOADED, *_sectors(place, count))
+
+    return Operation(execute)
+
+
+def _cluster_copy(
+    target: Operand,
+    source: Operand,
+    size: Operand,
+    barrier: Operand,
+    bind: Binder,
+    combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> Operation:
+    """From the thread's own shared memory to that of a block of the cluster."""
+    getters = bind.address(source), bind.source(size, TYPES["u32"])
+    get_targets = _bind_targets(target, barrier, (), bind)
+    bind.shared_widths.add(CHUNK_BYTES)
+
+    def execute(wave: Wave) -> None:
+        for (thread, start, count), (_, (place,)) in zip(_per_thread(wave, *getters), get_targets(wave), strict=True):
+            _check_alignment(wave, thread, (start, "source"), (place.offset, "target"), (count, "size"))
+            for offset in (start, place.offset):
+                _check_shared(wave, thread, offset, count)
+            steps = np.arange(0, count, CHUNK_BYTES)
+            flat = start + steps + int(wave.shared.thread_base[thread])
+            if wave.async_hazards is not None:
+                wave.async_hazards.check_read(_access(wave, "bulk copy", thread, flat))
+            data = wave.shared.store.views[CHUNK_BYTES][flat >> 4].copy()
+            _issue_load(wave, thread, place, place.offset + steps, data, combine)
 
     return Operation(execute)
 
@@ -267,12 +357,16 @@ def _check_shared(wave: Wave, thread: int, address: int, size: int) -> None:
         wave.fault_thread("out-of-bounds", detail, thread, address)
 
 
-def _global_chunks(wave: Wave, thread: int, shared: int, address: int, size: int) -> np.ndarray:
-    """The global memory of a plain copy, as chunks."""
-    for value, what in ((shared, "shared address"), (address, "global address"), (size, "size")):
+def _check_alignment(wave: Wave, thread: int, *values: tuple[int, str]) -> None:
+    for value, what in values:
         if value % CHUNK_BYTES:
             detail = f"{what} {value:#x} of a bulk copy is not a multiple of {CHUNK_BYTES}"
             wave.fault_thread("misaligned", detail, thread, value)
+
+
+def _global_chunks(wave: Wave, thread: int, shared: int, address: int, size: int) -> np.ndarray:
+    """The global memory of a plain copy, as chunks."""
+    _check_alignment(wave, thread, (shared, "shared address"), (address, "global address"), (size, "size"))
     _check_shared(wave, thread, shared, size)
     allocation = wave.global_memory.allocation_at(address)
     if allocation is None or allocation.freed or address + size > allocation.end:
@@ -289,17 +383,29 @@ def _sectors(address: int, size: int) -> tuple[int, int, int]:
 # Issue -----------------------------------------------------------------------------------------------------------
 
 
-def _issue_load(wave: Wave, thread: int, chunks: np.ndarray, data: np.ndarray, barrier_address: int) -> None:
-    barrier = wave.mbarriers.find(thread, barrier_address, asynchronous=True)
+def _issue_load(
+    wave: Wave,
+    thread: int,
+    target: _Target,
+    chunks: np.ndarray,
+    data: np.ndarray,
+    combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> None:
+    """``chunks`` are offsets in the target block's shared memory."""
+    barrier = target.barrier
     overlapped = wave.mbarriers.within(barrier.block, int(chunks.min()), int(chunks.max()) + CHUNK_BYTES)
     if overlapped is not None:
         detail = f"bulk copy over the mbarrier at {overlapped.address:#x}"
         wave.fault_thread("mbarrier", detail, thread, overlapped.address)
-    flat = chunks + int(wave.shared.thread_base[thread])
+    flat = chunks + target.block * wave.shared.stride
     if wave.async_hazards is not None and wave.hazards is not None:
         column = wave.hazards.parties.mbarrier(barrier.index)
-        wave.async_hazards.write(_access(wave, "bulk copy", thread, flat), column, barrier.phase)
-    wave.bulk_copies.issue_load(BulkLoad(flat >> 4, data, barrier, chunks.size * CHUNK_BYTES, thread, wave.pc))
+        if target.block == wave.block_of_thread[thread]:
+            wave.async_hazards.write(_access(wave, "bulk copy", thread, flat), column, barrier.phase)
+        else:
+            wave.async_hazards.write_elsewhere(flat, CHUNK_BYTES, column, barrier.phase)
+    size = chunks.size * CHUNK_BYTES
+    wave.bulk_copies.issue_load(BulkLoad(flat >> 4, data, barrier, size, thread, wave.pc, combine=combine))
 
 
 def _issue_store(wave: Wave, thread: int, chunks: np.ndarray, write: Callable[[np.ndarray], None]) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..binding import Binder
-from ..ptx.syntax import Arguments, Instruction, Register, Symbol
+from ..ptx.syntax import Instruction, Register, Symbol
 from ..ptx.types import TYPES
 from ..registry import RESCHEDULE, Operation, instruction
+from .run_time import RUN_TIME_FUNCTIONS
 
 if TYPE_CHECKING:
     from ..wave import Wave
@@ -64,12 +65,8 @@ def return_(syntax: Instruction, bind: Binder) -> Operation:
 def call(syntax: Instruction, bind: Binder) -> Operation:
     """The callee's instructions follow; threads that do not call (by the guard) go around them."""
     names = [operand.name for operand in syntax.operands if isinstance(operand, Symbol)]
-    if names == ["__assertfail"]:
-        return trap(syntax, bind)  # type: ignore[return-value]
-    if names == ["vprintf"]:
-        returned = syntax.operands[0]
-        assert isinstance(returned, Arguments)
-        return Operation(lambda wave: None)
+    if names and names[0] in RUN_TIME_FUNCTIONS:
+        return RUN_TIME_FUNCTIONS[names[0]](syntax, bind)
     pointer = next((operand for operand in syntax.operands if isinstance(operand, Register)), None)
     if pointer is not None:
         return _indirect_call(pointer, bind)

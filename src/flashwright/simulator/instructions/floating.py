@@ -11,7 +11,7 @@ import numpy as np
 from .. import numerics as num
 from ..binding import Binder, data_type
 from ..ptx.syntax import Instruction
-from ..ptx.types import PtxType
+from ..ptx.types import TYPES, PtxType
 from ..registry import instruction
 
 Execute = Callable[..., Any]
@@ -66,43 +66,60 @@ def _product(ptx_type: PtxType, mode: str) -> Compute:
     return lambda a, b: num.round_to(a.astype(num.F64) * b.astype(num.F64), num.F32, mode)
 
 
+def _binary(root: str, ptx_type: PtxType, mode: str) -> Compute:
+    """add, sub or mul in a rounding mode."""
+    if root == "mul":
+        return _product(ptx_type, mode)
+    total = _sum(ptx_type, mode)
+    if root == "add":
+        return total
+    return np.subtract if mode == "rn" else lambda a, b: total(a, -b)
+
+
 @instruction("add", "sub", "mul", types=FLOATS)
 def add_sub_mul(syntax: Instruction, bind: Binder) -> Execute:
     ptx_type = data_type(syntax)
-    mode = rounding_mode(syntax)
-    if syntax.root == "mul":
-        compute = _product(ptx_type, mode)
-    elif syntax.root == "add":
-        compute = _sum(ptx_type, mode)
-    elif mode == "rn":
-        compute = np.subtract
-    else:
-        total = _sum(ptx_type, mode)
-
-        def compute(a: Any, b: Any) -> Any:
-            return total(a, -b)
-
+    compute = _binary(syntax.root, ptx_type, rounding_mode(syntax))
     return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), ptx_type, ptx_type, ptx_type)
+
+
+def _fused(ptx_type: PtxType, mode: str) -> Compute:
+    is_double = ptx_type.bits == 64
+    if mode == "rn":
+        return num.fma_f64 if is_double else num.fma_f32
+    directed = num.by_fractions(lambda a, b, c: a * b + c, num.fma_f64, mode)
+
+    def compute(a: Any, b: Any, c: Any) -> Any:
+        product = np.copysign(1, a) * np.copysign(1, b)  # its sign
+        if is_double:
+            result = directed(a, b, c)
+            return num.zero_of_sum(result, result, mode, product, c)
+        exact = num.exact_fma(a, b, c)
+        return num.zero_of_sum(num.round_to(exact, num.F32, mode), exact, mode, product, c)
+
+    return compute
 
 
 @instruction("fma", "mad", types=FLOATS)
 def fma(syntax: Instruction, bind: Binder) -> Execute:
     ptx_type = data_type(syntax)
+    compute = with_modifiers(syntax, ptx_type, _fused(ptx_type, rounding_mode(syntax)))
+    return bind.elementwise(syntax, compute, *[ptx_type] * 4)
+
+
+@instruction("add", "sub", "mul", "fma", types=("f32x2",))
+def pairs(syntax: Instruction, bind: Binder) -> Execute:
+    """Two singles in a register, each by itself."""
+    single, pair = TYPES["f32"], TYPES["f32x2"]
     mode = rounding_mode(syntax)
-    is_double = ptx_type.bits == 64
-    compute: Compute = num.fma_f64 if is_double else num.fma_f32
-    if mode != "rn":
-        directed = num.by_fractions(lambda a, b, c: a * b + c, num.fma_f64, mode)
+    compute = _fused(single, mode) if syntax.root == "fma" else _binary(syntax.root, single, mode)
+    compute = with_modifiers(syntax, single, compute)
 
-        def compute(a: Any, b: Any, c: Any) -> Any:
-            product = np.copysign(1, a) * np.copysign(1, b)  # its sign
-            if is_double:
-                result = directed(a, b, c)
-                return num.zero_of_sum(result, result, mode, product, c)
-            exact = num.exact_fma(a, b, c)
-            return num.zero_of_sum(num.round_to(exact, num.F32, mode), exact, mode, product, c)
+    def of_pairs(*values: Any) -> Any:
+        singles = [np.ascontiguousarray(np.atleast_1d(value)).view(num.F32).reshape(-1, 2) for value in values]
+        return np.ascontiguousarray(compute(*np.broadcast_arrays(*singles))).view(pair.raw).ravel()
 
-    return bind.elementwise(syntax, with_modifiers(syntax, ptx_type, compute), *[ptx_type] * 4)
+    return bind.elementwise(syntax, of_pairs, *[pair] * len(syntax.operands))
 
 
 def _via_double(compute: Compute, mode: str) -> Compute:

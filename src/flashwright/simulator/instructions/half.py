@@ -15,7 +15,8 @@ from .. import numerics as num
 from ..binding import Binder, data_type
 from ..ptx.syntax import Instruction
 from ..ptx.types import TYPES
-from ..registry import instruction
+from ..registry import Unsupported, instruction
+from .floating import rounding_mode
 
 if TYPE_CHECKING:
     from ..wave import Wave
@@ -73,13 +74,37 @@ def bind_halves(syntax: Instruction, bind: Binder, compute: Callable[..., Any]) 
     return execute
 
 
+def _mixed(syntax: Instruction, bind: Binder) -> Execute:
+    """``add.f32.f16 d, a, c`` and ``fma.f32.f16 d, a, b, c``: c and d are of f32, the others of 16 bits."""
+    f32, raw = TYPES["f32"], TYPES["b16"]
+    widen = _Format(data_type(syntax).name == "bf16", flush=False).widen
+    mode = rounding_mode(syntax)
+    clamp = syntax.has("sat")
+    sign = np.float32(-1 if syntax.root == "sub" else 1)
+
+    def compute(*values: Any) -> Any:
+        *halves, c = values
+        wide = [widen(half) for half in halves]
+        exact = num.exact_fma(wide[0], wide[1], c) if len(wide) == 2 else num.exact_sum(wide[0], sign * c)
+        result = num.round_to(exact, num.F32, mode)
+        return num.saturate(result) if clamp else result
+
+    return bind.elementwise(syntax, compute, f32, *[raw] * (len(syntax.operands) - 2), f32)
+
+
 @instruction("add", "sub", "mul", types=HALVES)
 def add_sub_mul(syntax: Instruction, bind: Binder) -> Execute:
+    if syntax.has("f32") and syntax.root != "mul":
+        return _mixed(syntax, bind)
     return bind_halves(syntax, bind, {"add": np.add, "sub": np.subtract, "mul": np.multiply}[syntax.root])
 
 
 @instruction("fma", types=HALVES)
 def fma(syntax: Instruction, bind: Binder) -> Execute:
+    if syntax.has("oob"):
+        raise Unsupported("fma.oob")
+    if syntax.has("f32"):
+        return _mixed(syntax, bind)
     return bind_halves(syntax, bind, num.exact_fma)
 
 

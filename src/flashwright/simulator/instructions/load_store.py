@@ -11,6 +11,7 @@ from ..binding import Binder, Getter, data_type, elements_of
 from ..memory.bytes import WIDTH_DTYPES
 from ..memory.generic import split_by_space
 from ..memory.windows import CALL_PARAMETER_BASE
+from ..memory_order import ordered
 from ..ptx.syntax import Instruction, Operand, Register
 from ..ptx.types import PtxType
 from ..registry import Unsupported, instruction
@@ -24,12 +25,10 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 
 def state_space(syntax: Instruction) -> str | None:
-    """The state space in the opcode; None for a generic access. Clusters of several blocks are refused."""
+    """The state space in the opcode; None for a generic access."""
     for modifier in syntax.modifiers:
-        name, _, scope = modifier.partition("::")
+        name = modifier.partition("::")[0]
         if name in SPACES:
-            if scope == "cluster":
-                raise Unsupported(".shared::cluster")
             return name
     return None
 
@@ -109,7 +108,7 @@ def load(syntax: Instruction, bind: Binder) -> Execute:
         for put, values in zip(setters, split(raw), strict=True):
             put(wave, values)
 
-    return execute
+    return ordered(syntax, execute)
 
 
 def _splitter(ptx_type: PtxType, count: int) -> Callable[[np.ndarray], Any]:
@@ -147,4 +146,4 @@ def store(syntax: Instruction, bind: Binder) -> Execute:
         for positions, view, index in locate(wave, space, addresses, width, "store", data):
             view[index] = data[positions]
 
-    return execute
+    return ordered(syntax, execute)

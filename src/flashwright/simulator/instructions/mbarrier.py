@@ -24,13 +24,16 @@ _SHARED_BASE = np.int64(WINDOW_BASE["shared"])
 
 
 def bind_mbarrier(operand: Operand, bind: Binder) -> Callable[[Wave], np.ndarray]:
-    """Offsets in shared memory of the mbarriers the active threads name, by a shared or a generic address."""
+    """Shared addresses of the mbarriers the active threads name, by a shared or a generic address."""
     get = bind.address(operand)
 
     def addresses(wave: Wave) -> np.ndarray:
         values = active_values(wave, get(wave))
         values = np.where(values >> WINDOW_BITS == _SHARED_BASE >> WINDOW_BITS, values - _SHARED_BASE, values)
-        check_range(wave, "shared", values, MBARRIER_BYTES, "mbarrier", wave.shared.size)
+        offsets = values
+        if wave.clusters.has_remote(values):
+            _, offsets = wave.clusters.targets(active_threads(wave), values)
+        check_range(wave, "shared", offsets, MBARRIER_BYTES, "mbarrier", wave.shared.size)
         return values
 
     return addresses
@@ -71,6 +74,14 @@ def expect_tx(syntax: Instruction, bind: Binder) -> Operation:
     return _per_thread(syntax.operands, bind, Mbarriers.expect_bytes)
 
 
+@instruction("mbarrier.complete_tx")
+def complete_tx(syntax: Instruction, bind: Binder) -> Operation:
+    def complete(mbarriers: Mbarriers, thread: int, address: int, amount: int) -> None:
+        mbarriers.complete_bytes(mbarriers.find(thread, address), amount)
+
+    return _per_thread(syntax.operands, bind, complete)
+
+
 @instruction("mbarrier.arrive", "mbarrier.arrive_drop")
 def arrive(syntax: Instruction, bind: Binder) -> Operation:
     """``state, [address] {, count}``, or with .expect_tx ``state, [address], bytes``; no state for remote arrivals."""
@@ -107,7 +118,8 @@ def wait(syntax: Instruction, bind: Binder) -> Operation:
     """``p, [address], parity or state {, time limit}``.
 
     Threads whose phase is not complete wait for it, in both forms: being descheduled before the test is something
-    hardware may do to any thread. They hear "not complete" only when nobody else can run (see `Mbarriers.time_out`).
+    hardware may do to any thread. They hear "not complete" only when nobody else can run (see `Mbarriers.time_out`),
+    or where a launch asks for spurious failures.
     """
     by_parity = syntax.has("parity")
     get_addresses = bind_mbarrier(syntax.operands[1], bind)
@@ -117,6 +129,15 @@ def wait(syntax: Instruction, bind: Binder) -> Operation:
     def execute(wave: Wave) -> int:
         pc = wave.pc
         mbarriers = wave.mbarriers
+        fails = mbarriers.spurious_failures()
+        if fails is not None:
+            others = wave.active_mask & ~fails
+            if others.any():  # they test by themselves
+                wave.postpone(others)
+                wave.scheduler.add(pc, others)
+                wave.activate(fails)
+            put(wave, np.zeros(wave.threads, bool))
+            return pc + 1
         threads = active_threads(wave)
         addresses = get_addresses(wave)
         phases = active_values(wave, np.asarray(get_phase(wave)))

@@ -115,20 +115,29 @@ def cvta(syntax: Instruction, bind: Binder) -> Execute:
 
 @instruction("mapa")
 def mapa(syntax: Instruction, bind: Binder) -> Execute:
-    """The address of a shared variable in a block of the cluster: there is only the thread's own."""
+    """The address of a shared variable in a block of the cluster."""
     ptx_type = data_type(syntax)
     put, get = bind.destination(syntax.operands[0], ptx_type), bind.source(syntax.operands[1], ptx_type)
     (get_rank,) = bind.sources(syntax.operands[2:], TYPES["u32"])
 
     def execute(wave: Wave) -> None:
-        elsewhere = (get_rank(wave) != 0) & wave.active_mask
+        ranks = get_rank(wave)
+        elsewhere = (ranks >= wave.clusters.size) & wave.active_mask
         if elsewhere.any():
-            wave.fault_thread(
-                "out-of-bounds", "mapa to another block of the cluster", int(np.flatnonzero(elsewhere)[0])
-            )
-        put(wave, np.broadcast_to(get(wave), (wave.threads,)))
+            thread = int(np.flatnonzero(elsewhere)[0])
+            detail = f"mapa to rank {int(ranks[thread])} of a cluster of {wave.clusters.size} thread blocks"
+            wave.fault_thread("out-of-bounds", detail, thread)
+        put(wave, wave.clusters.address(np.broadcast_to(get(wave), (wave.threads,)), ranks))
 
     return execute
+
+
+@instruction("getctarank")
+def getctarank(syntax: Instruction, bind: Binder) -> Execute:
+    """The rank of the block whose shared memory an address is in."""
+    put = bind.destination(syntax.operands[0], TYPES["u32"])
+    (get,) = bind.sources(syntax.operands[1:], data_type(syntax))
+    return lambda wave: put(wave, wave.clusters.ranks(get(wave)).astype(np.uint32))
 
 
 @instruction("isspacep")

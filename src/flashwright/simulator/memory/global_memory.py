@@ -134,7 +134,10 @@ class GlobalMemory:
             self.mark_written(addresses, width)
         else:
             self._check_written(wave, addresses, width, access)
-        return self.views[width], (addresses - GLOBAL_BASE) >> WIDTH_SHIFT[width]
+        view, index = self.views[width], (addresses - GLOBAL_BASE) >> WIDTH_SHIFT[width]
+        if wave.spinning.is_watching and access != "load":
+            wave.spinning.watch(view, index)
+        return view, index
 
     def check(self, wave: Wave, addresses: np.ndarray, width: int, access: str) -> None:
         """Fault the first thread whose access is misaligned, out of bounds, or to freed memory."""

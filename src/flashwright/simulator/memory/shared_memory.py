@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..hazards import SharedAccess
+from ..memory_order import RELAXED
 from .bytes import WIDTH_SHIFT, ByteStore
 from .thread_memory import check_range
 
@@ -29,13 +30,49 @@ class SharedMemory:
         self, wave: Wave, addresses: np.ndarray, width: int, access: str, data: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Check and count the accesses of the active threads; a view and the index of each thread's item."""
+        if wave.clusters.has_remote(addresses):
+            return self._locate_in_cluster(wave, addresses, width, access, data)
         check_range(wave, "shared", addresses, width, access, self.size)
         wave.counters.count_shared(wave, addresses, width)
         wave.counters.count_bytes(wave, "shared", access, addresses.size * width)
         flat = addresses + self.bases(wave)
         if wave.hazards is not None:
-            wave.hazards.check(SharedAccess(access, width, addresses, flat, data))
+            ordering = RELAXED if wave.ordering is None and access == "atomic" else wave.ordering
+            wave.hazards.check(SharedAccess(access, width, addresses, flat, data, ordering))
+        view, index = self.store.views[width], flat >> WIDTH_SHIFT[width]
+        if wave.spinning.is_watching and access != "load":
+            wave.spinning.watch(view, index)
+        return view, index
+
+    def _locate_in_cluster(
+        self, wave: Wave, addresses: np.ndarray, width: int, access: str, data: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Some threads access another block's memory. Those accesses are not checked for races."""
+        threads = slice(None) if wave.lanes is None else wave.lanes
+        blocks, offsets = wave.clusters.targets(threads, addresses)
+        is_remote = blocks != wave.block_of_thread[threads]
+        for block in np.unique(blocks):
+            position = int(np.flatnonzero(blocks == block)[0])
+            thread = position if wave.lanes is None else int(wave.lanes[position])
+            self.check_running(wave, thread, int(block), int(addresses[position]))
+        check_range(wave, "shared", offsets, width, access, self.size)
+        flat = offsets + blocks * self.stride
+        local = np.flatnonzero(~is_remote)
+        if local.size:
+            with wave.only(local):
+                self.locate(wave, offsets[local], width, access, None if data is None else data[local])
+        wave.counters.count_bytes(wave, "shared", access, int(np.count_nonzero(is_remote)) * width)
+        if wave.hazards is not None and access != "load":
+            wave.hazards.written_from_elsewhere(flat[is_remote], width)
         return self.store.views[width], flat >> WIDTH_SHIFT[width]
+
+    def check_running(self, wave: Wave, thread: int, block: int, address: int) -> None:
+        """A block's memory is there for others of its cluster as long as it runs."""
+        if not wave.clusters.holds(thread, block):
+            wave.fault_thread("out-of-bounds", "shared memory of no thread block of the cluster", thread, address)
+        if not wave.alive[wave.block_of_thread == block].any():
+            detail = "shared memory of a thread block of the cluster that has ended"
+            wave.fault_thread("out-of-bounds", detail, thread, address)
 
     def bases(self, wave: Wave) -> np.ndarray:
         return self.thread_base if wave.lanes is None else self.thread_base[wave.lanes]

@@ -43,7 +43,10 @@ class LocalMemory:
         check_range(wave, "local", addresses, width, access, self.size)
         wave.counters.count_bytes(wave, "local", access, addresses.size * width)
         base = self.thread_base if wave.lanes is None else self.thread_base[wave.lanes]
-        return self.store.views[width], (addresses + base) >> WIDTH_SHIFT[width]
+        view, index = self.store.views[width], (addresses + base) >> WIDTH_SHIFT[width]
+        if wave.spinning.is_watching and access != "load":
+            wave.spinning.watch(view, index)
+        return view, index
 
 
 class ConstantMemory:

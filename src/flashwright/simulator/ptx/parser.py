@@ -39,6 +39,8 @@ _LIMITS = {
     ".reqnctapercluster",
     ".maxclusterrank",
 }
+# Variables that name a texture, a sampler or a surface: no instruction that uses them is executed.
+_HANDLES = (".texref", ".samplerref", ".surfref")
 _DEBUG_SECTION = re.compile(r"^[ \t]*\.section\b[^{]*\{[^}]*\}", re.MULTILINE)
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _Place = tuple[Any, ...]  # file, line, column
@@ -206,6 +208,8 @@ class _Parser:
                 align = align or value
             elif directive[1:] in TYPES:
                 element = TYPES[directive[1:]]
+            elif directive in _HANDLES:
+                element = TYPES["u64"]
             elif directive in (".v2", ".v4"):
                 count = int(directive[2:])
             elif directive == ".ptr":
@@ -283,10 +287,11 @@ class _Parser:
         self.expect(".reg")
         element: PtxType | None = None
         while self.peek().kind == "directive":
-            directive = self.next().text
-            if directive[1:] not in TYPES:
-                raise self.error(f"registers of type {directive!r} are not supported")
-            element = TYPES[directive[1:]]
+            token = self.next()
+            if token.text[1:] not in TYPES:
+                reason = f"registers of type {token.text}"
+                function.unsupported.append((token.line, f".reg {token.text}", reason))
+            element = TYPES.get(token.text[1:], TYPES["b32"])
         if element is None:
             raise self.error("register declaration without a type")
         scope = self.scopes[-1]

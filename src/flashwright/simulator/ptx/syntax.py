@@ -155,6 +155,7 @@ class Function:
     branch_targets: dict[str, list[str]] = field(default_factory=dict)
     call_targets: dict[str, list[str]] = field(default_factory=dict)
     limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    unsupported: list[tuple[int, str, str]] = field(default_factory=list)  # PTX line, text, why
 
 
 @dataclass

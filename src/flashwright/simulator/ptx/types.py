@@ -21,7 +21,7 @@ class PtxType:
     """One PTX type: its name without the dot, its kind, its width, and the dtype its values are viewed as.
 
     Kinds: ``u`` unsigned, ``s`` signed, ``b`` untyped bits, ``f`` IEEE float, ``bf`` bfloat16 (held as raw
-    16 bits), ``packed`` two 16-bit floats in 32 bits, ``pair`` two 16-bit integers, ``pred`` a predicate.
+    16 bits), ``packed`` two 16-bit floats in 32 bits, ``pair`` two 16-bit integers or singles, ``pred`` a predicate.
     """
 
     name: str
@@ -60,6 +60,7 @@ def _all_types() -> dict[str, PtxType]:
     types.append(PtxType("tf32", "f", 32, np.dtype(np.float32)))
     types += [PtxType(name, "packed", 32, np.dtype(np.uint32)) for name in ("f16x2", "bf16x2")]
     types += [PtxType(name, "pair", 32, np.dtype(np.uint32)) for name in ("u16x2", "s16x2")]
+    types.append(PtxType("f32x2", "pair", 64, np.dtype(np.uint64)))
     return {ptx_type.name: ptx_type for ptx_type in types}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BulkLoad:
-    """A copy to shared memory: 16-byte chunks, and the mbarrier that hears of its bytes."""
+    """A copy to shared memory: chunks of ``width`` bytes, and the mbarrier that hears of its bytes."""
 
     chunks: np.ndarray  # indices in the wave's shared memory
     data: np.ndarray
@@ -31,6 +31,8 @@ class BulkLoad:
     bytes: int
     thread: int
     pc: int
+    width: int = 16
+    combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None  # (old, new) → what is written
 
 
 @dataclass
@@ -64,7 +66,8 @@ class BulkCopies:
         arrived = self._wave.async_copies.deliver_arrivals()
         loads, self._loads = self._loads, []
         for load in loads:
-            self._wave.shared.store.views[16][load.chunks] = load.data
+            view = self._wave.shared.store.views[load.width]
+            view[load.chunks] = load.data if load.combine is None else load.combine(view[load.chunks], load.data)
             self._wave.mbarriers.complete_bytes(load.barrier, load.bytes)
         return bool(loads) or arrived
 

@@ -71,8 +71,10 @@ class Mbarriers:
 
     deadlock_kind: ErrorKind = "deadlock"
 
-    def __init__(self, wave: Wave) -> None:
+    def __init__(self, wave: Wave, fails_spuriously: bool) -> None:
         self._wave = wave
+        self._fails_spuriously = fails_spuriously
+        self._has_failed = np.zeros(wave.threads, bool)  # whether a thread's last wait failed spuriously
         self._barriers: dict[tuple[int, int], Mbarrier] = {}
         self._per_block: dict[int, int] = {}
         self._parked: list[_Parked] = []
@@ -113,12 +115,16 @@ class Mbarriers:
     def find(self, thread: int, address: int, asynchronous: bool = False) -> Mbarrier:
         """The barrier a thread means; a fault if it is none, or its initialisation is not ordered before this."""
         wave = self._wave
-        barrier = self._barriers.get((int(wave.block_of_thread[thread]), address))
+        barrier = self._barriers.get(wave.clusters.target(thread, address))
         if barrier is None or not barrier.is_valid:
             wave.fault_thread("mbarrier", "there is no initialised mbarrier at this address", thread, address)
-        if wave.hazards is not None:
+        if wave.hazards is not None and not self._is_remote(barrier, thread):
             self._check_initialised(barrier, thread, asynchronous)
         return barrier
+
+    def _is_remote(self, barrier: Mbarrier, thread: int) -> bool:
+        """Whether it is in another block than the thread: their clocks say nothing to each other."""
+        return barrier.block != int(self._wave.block_of_thread[thread])
 
     def _check_initialised(self, barrier: Mbarrier, thread: int, asynchronous: bool) -> None:
         wave = self._wave
@@ -134,9 +140,7 @@ class Mbarriers:
                 "bulk copy to an mbarrier whose initialisation was not followed by fence.mbarrier_init or "
                 "fence.proxy.async"
             )
-            wave.hazard(
-                "proxy-fence" if wave.program.is_clustered else "mbarrier-fence", detail, thread, barrier.address
-            )
+            wave.hazard("proxy-fence" if wave.clusters.size > 1 else "mbarrier-fence", detail, thread, barrier.address)
 
     def within(self, block: int, start: int, end: int) -> Mbarrier | None:
         """A valid barrier of the block that overlaps a range of shared memory."""
@@ -160,7 +164,7 @@ class Mbarriers:
         if drop:
             barrier.expected -= count
         barrier.pending -= count
-        if wave.hazards is not None:
+        if wave.hazards is not None and not self._is_remote(barrier, thread):
             barrier.arrivals.append(wave.hazards.clocks.publish(thread // WARP_SIZE))
         self._complete_if_done(barrier)
         return phase
@@ -222,6 +226,18 @@ class Mbarriers:
                 wave.scheduler.add(entry.pc, self._mask(entry.threads))
 
     # Waiting -----------------------------------------------------------------------------------------
+
+    def spurious_failures(self) -> np.ndarray | None:
+        """Which of the active threads hear "not complete" this time, whatever the phase; None: nobody."""
+        if not self._fails_spuriously:
+            return None
+        active = self._wave.active_mask
+        fails = active & ~self._has_failed
+        if not fails.any():
+            self._has_failed = self._has_failed & ~active
+            return None
+        self._has_failed = self._has_failed | fails
+        return fails
 
     def is_complete(self, barrier: Mbarrier, parity: int) -> bool:
         """Whether the phase of that parity has completed: it is not the current one."""

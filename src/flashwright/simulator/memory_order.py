@@ -1,0 +1,108 @@
+"""Order through shared memory itself: flags that one thread releases and another acquires.
+
+A *strong* access (volatile, relaxed, acquire, release, atomic) does not race with another strong one. A release hands
+over what its warp has done and seen so far, to whoever acquires the value. A relaxed access stands for either, together
+with a fence on the right side of it: before a write that releases, after a read that acquires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .hazards import WarpClocks
+    from .ptx.syntax import Instruction
+    from .wave import Wave
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """How a strong access orders those around it."""
+
+    acquires: bool = False
+    releases: bool = False
+
+
+RELAXED = Ordering()
+_SEMANTICS = {
+    "volatile": RELAXED,
+    "relaxed": RELAXED,
+    "mmio": RELAXED,
+    "acquire": Ordering(acquires=True),
+    "release": Ordering(releases=True),
+    "acq_rel": Ordering(acquires=True, releases=True),
+}
+
+
+def ordered(syntax: Instruction, execute: Callable[[Wave], Any]) -> Callable[[Wave], Any]:
+    """An access with the ordering that its modifiers name; without any, it is as it was."""
+    ordering = next((_SEMANTICS[modifier] for modifier in syntax.modifiers if modifier in _SEMANTICS), None)
+    if ordering is None:
+        return execute
+
+    def run(wave: Wave) -> None:
+        wave.ordering = ordering
+        try:
+            execute(wave)
+        finally:
+            wave.ordering = None
+
+    return run
+
+
+class MemoryOrder:
+    """What has been released in each granule of shared memory, and what warps hand over with their next strong access.
+
+    Clocks are those of `hazards`.
+    """
+
+    def __init__(self, clocks: WarpClocks) -> None:
+        self._clocks = clocks
+        self._released: dict[int, np.ndarray] = {}  # by granule
+        self._fenced: dict[int, np.ndarray] = {}  # by warp: what lies before its last fence
+        self._read: dict[int, np.ndarray] = {}  # by warp: what was released in values that it has read, relaxed
+
+    def fence(self, warps: np.ndarray) -> None:
+        """A fence of memory by these warps."""
+        for warp in warps.tolist():
+            read = self._read.pop(warp, None)
+            if read is not None:
+                self._clocks.join([read], [warp])
+            self._fenced[warp] = self._clocks.publish(warp)
+
+    def read(self, ordering: Ordering, warps: np.ndarray, granules: np.ndarray) -> None:
+        """Threads of these warps read these granules, one each, by strong accesses."""
+        if not self._released:
+            return
+        for warp, granule in _distinct(warps, granules):
+            released = self._released.get(granule)
+            if released is None:
+                continue
+            if ordering.acquires:
+                self._clocks.join([released], [warp])
+            else:
+                known = [released, self._read[warp]] if warp in self._read else [released]
+                self._read[warp] = self._clocks.latest(known)
+
+    def write(self, ordering: Ordering, warps: np.ndarray, granules: np.ndarray, is_atomic: bool) -> None:
+        """Threads of these warps write these granules, one each. An atomic write adds to what was released before."""
+        if not (ordering.releases or self._released or self._fenced):
+            return
+        published: dict[int, np.ndarray] = {}
+        for warp, granule in _distinct(warps, granules):
+            if ordering.releases and warp not in published:
+                published[warp] = self._clocks.publish(warp)
+            own = published.get(warp, self._fenced.get(warp))
+            before = self._released.pop(granule, None)
+            known = [clock for clock in (own, before if is_atomic else None) if clock is not None]
+            if known:
+                self._released[granule] = self._clocks.latest(known)
+
+
+def _distinct(warps: np.ndarray, granules: np.ndarray) -> Iterator[tuple[int, int]]:
+    pairs = np.unique(np.stack([granules, warps]), axis=1)
+    yield from zip(pairs[1].tolist(), pairs[0].tolist(), strict=True)

@@ -1,0 +1,267 @@
+"""Thread-block clusters: barriers, distributed shared memory, multicast, remote mbarriers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashwright.hardware.tensor_map import TensorMap
+from flashwright.simulator import SimulatedGPU, SimulationError
+
+from .hopper_tools import compile_hopper
+
+HELPERS = r"""
+D u32 rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+D u32 map(u32 a, u32 r) {
+  u32 d; asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(r)); return d; }
+D void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+D void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+D void cluster_sync() { cluster_arrive(); cluster_wait(); }
+D u32 load_remote(u32 a) {
+  u32 v; asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v; }
+D void store_remote(u32 a, u32 v) { asm volatile("st.shared::cluster.b32 [%0], %1;" :: "r"(a), "r"(v) : "memory"); }
+"""
+
+
+def run(body: str, outputs: int, *, grid: Any = 4, block: int = 32, cluster: Any = 2, args: tuple[Any, ...] = (),
+        gpu: SimulatedGPU | None = None, parameters: str = "", **options: Any) -> np.ndarray:  # fmt: skip
+    """``body`` writes u32s to out; t is the thread, b the block's number in the grid."""
+    source = (
+        HELPERS
+        + f"""extern "C" __global__ void k(u32 *out{parameters}) {{
+      const u32 t = threadIdx.x, b = blockIdx.x + gridDim.x * blockIdx.y; {body} }}"""
+    )
+    gpu = gpu or SimulatedGPU("sm_90a")
+    out = gpu.to_device(np.zeros(outputs, np.uint32))
+    module = gpu.load(compile_hopper(source))
+    module.launch("k", grid, block, options.pop("shared_bytes", 0), [out, *args], cluster=cluster, **options)
+    return gpu.to_host(out)
+
+
+def test_blocks_of_a_cluster_know_their_place() -> None:
+    body = """u32 x, y, cx, cy, n, nc;
+    asm("mov.u32 %0, %%cluster_ctaid.x;" : "=r"(x)); asm("mov.u32 %0, %%cluster_ctaid.y;" : "=r"(y));
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(cx)); asm("mov.u32 %0, %%clusterid.y;" : "=r"(cy));
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n)); asm("mov.u32 %0, %%nclusterid.y;" : "=r"(nc));
+    if (t == 0) out[b] = rank() | x << 4 | y << 8 | cx << 12 | cy << 16 | n << 20 | nc << 24;"""
+    found = run(body, 4 * 6, grid=(4, 6), cluster=(2, 3)).reshape(6, 4)
+    for (y, x), value in np.ndenumerate(found):
+        rank = x % 2 + 2 * (y % 3)
+        assert value == rank | (x % 2) << 4 | (y % 3) << 8 | (x // 2) << 12 | (y // 3) << 16 | 6 << 20 | 2 << 24
+
+
+def test_blocks_read_each_others_shared_memory() -> None:
+    body = """__shared__ u32 s[32]; s[t] = 100 * b + t; cluster_sync();
+    out[b * 32 + t] = load_remote(map(addr(s), rank() ^ 1) + 4 * (31 - t)); cluster_sync();"""
+    expected = [100 * (b ^ 1) + 31 - t for b in range(4) for t in range(32)]
+    assert run(body, 128).tolist() == expected
+
+
+def test_blocks_write_and_add_to_each_others_shared_memory() -> None:
+    body = """__shared__ u32 s[33]; if (t == 0) s[32] = 0; cluster_sync();
+    store_remote(map(addr(s), (rank() + 1) % 4) + 4 * t, 10 * rank() + t);
+    u32 old;
+    asm volatile("atom.shared::cluster.add.u32 %0, [%1], 1;" : "=r"(old) : "r"(map(addr(s + 32), 0)) : "memory");
+    cluster_sync(); out[b * 33 + t] = s[t]; if (t == 0) out[b * 33 + 32] = s[32];"""
+    found = run(body, 4 * 33, cluster=4).reshape(4, 33)
+    for block in range(4):
+        assert found[block, :32].tolist() == [10 * ((block - 1) % 4) + t for t in range(32)]
+    assert found[:, 32].tolist() == [128, 0, 0, 0]
+
+
+def test_generic_addresses_reach_other_blocks() -> None:
+    body = """__shared__ u32 s[32]; s[t] = b * 32 + t; cluster_sync();
+    u64 p; asm volatile("mapa.u64 %0, %1, %2;" : "=l"(p) : "l"((u64)(s + t)), "r"(rank() ^ 1));
+    u32 r; asm volatile("getctarank.u64 %0, %1;" : "=r"(r) : "l"(p));
+    out[b * 32 + t] = *(volatile u32 *)p | r << 16; cluster_sync();"""
+    expected = [(b ^ 1) * 32 + t | ((b ^ 1) % 2) << 16 for b in range(4) for t in range(32)]
+    assert run(body, 128).tolist() == expected
+
+
+def test_arrival_and_wait_are_apart() -> None:
+    """Threads do something else between them; who comes late to the wait finds the barrier open."""
+    body = """__shared__ u32 s[64]; s[t] = b; cluster_arrive(); u32 x = t;
+    if (rank()) for (u32 i = 0; i < 50; ++i) x = x * 3 + 1;
+    cluster_wait();
+    out[b * 64 + t] = s[63 - t] * 1000 + load_remote(map(addr(s), rank() ^ 1)) + 0 * x; cluster_sync();"""
+    found = run(body, 4 * 64, block=64)
+    assert found.tolist() == [b * 1000 + (b ^ 1) for b in range(4) for _ in range(64)]
+
+
+def test_without_the_barrier_a_block_reads_too_early_or_not_what_it_should() -> None:
+    """Within a block, a cluster barrier orders accesses, and its absence is a race."""
+    body = "__shared__ u32 s[64]; s[t] = b; BARRIER out[b * 64 + t] = s[63 - t];"
+    run(body.replace("BARRIER", "cluster_sync();"), 256, block=64)
+    with pytest.raises(SimulationError) as caught:
+        run(body.replace("BARRIER", ""), 256, block=64)
+    assert caught.value.kind in ("race", "uninitialised-shared")
+
+
+def test_memory_of_a_block_that_has_ended_is_out_of_bounds() -> None:
+    body = """__shared__ u32 s[32]; s[t] = b; if (rank() == 0) return;
+    cluster_sync(); out[t] = load_remote(map(addr(s), 0));"""
+    with pytest.raises(SimulationError, match="that has ended") as caught:
+        run(body, 32, grid=2)
+    assert caught.value.kind == "out-of-bounds"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        ("if (rank() == 0) cluster_sync(); else cluster_arrive(), cluster_arrive();", "barrier", "twice"),
+        ("cluster_wait();", "barrier", "without barrier.cluster.arrive"),
+        ('if (t < 32 || rank()) cluster_sync(); else asm volatile("bar.sync 1, 64;");', "deadlock", "96 of 128"),
+        ("__shared__ u32 s; out[0] = load_remote(map(addr(&s), 2));", "out-of-bounds", "rank 2 of a cluster of 2"),
+    ],
+)  # fmt: skip
+def test_faults_of_clusters_are_named(body: str, kind: str, message: str) -> None:
+    with pytest.raises(SimulationError, match=message) as caught:
+        run(body, 4, grid=2, block=64)
+    assert caught.value.kind == kind
+
+
+def test_exited_threads_are_not_waited_for() -> None:
+    found = run("if (rank() == 1) return; cluster_sync(); if (t == 0) out[b] = 7;", 2, grid=2)
+    assert found.tolist() == [7, 0]
+
+
+@pytest.mark.parametrize(
+    ("grid", "cluster", "message"),
+    [(3, 2, "no multiple"), (32, 32, "up to 16"), ((4, 3), (2, 2), "no multiple")],
+)
+def test_clusters_that_cannot_be_launched_are_refused(grid: Any, cluster: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("out[0] = 1;", 1, grid=grid, cluster=cluster)
+
+
+def test_the_shape_that_a_kernel_was_compiled_for_is_the_default() -> None:
+    source = (
+        HELPERS
+        + """extern "C" __global__ void __cluster_dims__(4, 1, 1) k(u32 *out) {
+      if (threadIdx.x == 0) out[blockIdx.x] = rank(); }"""
+    )
+    gpu = SimulatedGPU("sm_90a")
+    out = gpu.to_device(np.zeros(8, np.uint32))
+    module = gpu.load(compile_hopper(source))
+    module.launch("k", 8, 32, 0, [out])
+    assert gpu.to_host(out).tolist() == [0, 1, 2, 3] * 2
+    with pytest.raises(ValueError, match="compiled for clusters of"):
+        module.launch("k", 8, 32, 0, [out], cluster=2)
+
+
+# mbarriers of other blocks, and copies to them --------------------------------------------------------------------
+
+REMOTE_ARRIVAL = """__shared__ u64 bar; __shared__ u32 s[32];
+    if (t == 0) { init(addr(&bar), 64); init_fence(); } cluster_sync();
+    const u32 other = map(addr(&bar), rank() ^ 1);
+    store_remote(map(addr(s), rank() ^ 1) + 4 * t, b * 32 + t);
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(other) : "memory");
+    arrive(addr(&bar)); WAIT
+    out[b * 32 + t] = s[t]; cluster_sync();"""
+
+
+def test_arrivals_at_another_blocks_mbarrier() -> None:
+    found = run(REMOTE_ARRIVAL.replace("WAIT", "wait(addr(&bar), 0);"), 128)
+    assert found.tolist() == [(b ^ 1) * 32 + t for b in range(4) for t in range(32)]
+
+
+MULTICAST = r"""__shared__ __align__(128) u32 s[128]; __shared__ u64 bar;
+    if (t == 0) { init(addr(&bar), 1); init_fence(); expect(addr(&bar), 512); } cluster_sync();
+    if (t == 0 && rank() == 0) {
+      asm volatile("COPY.multicast::cluster [%0], SOURCE, [%1], %2;"
+                   :: "r"(addr(s)), "r"(addr(&bar)), "h"((unsigned short)MASK), "l"(in), "l"(&source), "r"(0)
+                   : "memory"); }
+    WAIT
+    for (u32 i = t; i < 128; i += 32) out[b * 128 + i] = s[i]; cluster_sync();"""
+PLAIN = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", "[%3], 512"
+TENSOR = "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes", "[%4, {%5}]"
+
+
+def run_multicast(copy: tuple[str, str], mask: int, wait: str = "wait(addr(&bar), 0);", cluster: int = 4) -> np.ndarray:
+    gpu = SimulatedGPU("sm_90a")
+    data = np.arange(128, dtype=np.uint32) + 1000
+    address = gpu.to_device(data)
+    tensor_map = TensorMap(address, data.dtype, (128,), (), (128,))
+    opcode, source = copy
+    body = MULTICAST.replace("COPY", opcode).replace("SOURCE", source).replace("MASK", str(mask)).replace("WAIT", wait)
+    parameters = ", const u32 *in, const __grid_constant__ Map source"
+    return run(body, 4 * 128, cluster=cluster, gpu=gpu, args=(address, tensor_map), parameters=parameters).reshape(
+        4, 128
+    )
+
+
+@pytest.mark.parametrize("copy", [PLAIN, TENSOR], ids=["plain", "tensor"])
+def test_a_multicast_copy_arrives_in_every_block_of_its_mask(copy: tuple[str, str]) -> None:
+    found = run_multicast(copy, 0b1111)
+    assert (found == np.arange(128) + 1000).all()
+
+
+@pytest.mark.parametrize("copy", [PLAIN, TENSOR], ids=["plain", "tensor"])
+def test_a_block_that_is_not_in_the_mask_waits_in_vain(copy: tuple[str, str]) -> None:
+    with pytest.raises(SimulationError, match="512 bytes expected but not copied") as caught:
+        run_multicast(copy, 0b0111)
+    assert caught.value.kind == "deadlock"
+
+
+def test_every_block_has_to_wait_for_a_multicast_copy() -> None:
+    with pytest.raises(SimulationError) as caught:
+        run_multicast(PLAIN, 0b1111, wait="if (rank() != 2) wait(addr(&bar), 0);")
+    assert caught.value.kind in ("async-copy", "uninitialised-shared")
+
+
+def test_a_mask_beyond_the_cluster_is_out_of_bounds() -> None:
+    with pytest.raises(SimulationError, match="no thread block of the cluster"):
+        run_multicast(PLAIN, 0b10001)
+
+
+IN_CLUSTER = r"""__shared__ __align__(128) u32 s[128], r[128]; __shared__ u64 bar;
+    for (u32 i = t; i < 128; i += 64) s[i] = b * 1000 + i, r[i] = 5;
+    if (t == 0) { init(addr(&bar), 1); init_fence(); expect(addr(&bar), 512); }
+    FENCE __syncthreads(); cluster_sync();
+    if (t == 0) asm volatile("COPY [%0], [%1], 512, [%2];"
+      :: "r"(map(addr(r), rank() ^ 1)), "r"(addr(s)), "r"(map(addr(&bar), rank() ^ 1)) : "memory");
+    wait(addr(&bar), 0); for (u32 i = t; i < 128; i += 64) out[b * 128 + i] = r[i]; cluster_sync();"""
+
+
+@pytest.mark.parametrize(
+    ("copy", "added"),
+    [
+        ("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes", 0),
+        ("cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32", 5),
+    ],
+)
+def test_bulk_copies_between_blocks(copy: str, added: int) -> None:
+    found = run(IN_CLUSTER.replace("COPY", copy).replace("FENCE", "proxy_fence();"), 4 * 128, block=64)
+    assert found.tolist() == [(b ^ 1) * 1000 + i + added for b in range(4) for i in range(128)]
+    with pytest.raises(SimulationError) as caught:
+        run(IN_CLUSTER.replace("COPY", copy).replace("FENCE", ""), 4 * 128, block=64)
+    assert caught.value.kind == "proxy-fence"
+
+
+ASYNC_STORE = r"""__shared__ __align__(16) u32 s[64]; __shared__ u64 bar;
+    if (t == 0) { init(addr(&bar), 1); init_fence(); expect(addr(&bar), BYTES); } s[t] = s[t + 32] = 1; cluster_sync();
+    asm volatile("STORE" :: "r"(map(addr(s), rank() ^ 1) + STEP * t), "r"(b * 32 + t), "r"(map(addr(&bar), rank() ^ 1))
+                 : "memory");
+    WAIT out[b * 64 + t] = s[t]; out[b * 64 + 32 + t] = s[t + 32]; cluster_sync();"""
+
+
+@pytest.mark.parametrize(
+    ("store", "step"),
+    [
+        ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];", 4),
+        ("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %1}, [%2];", 8),
+        ("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%0], %1, [%2];", 4),
+    ],
+)
+def test_asynchronous_stores_to_another_block(store: str, step: int) -> None:
+    body = ASYNC_STORE.replace("STORE", store).replace("STEP", str(step)).replace("BYTES", str(32 * step))
+    found = run(body.replace("WAIT", "wait(addr(&bar), 0);"), 4 * 64).reshape(4, 64)
+    for block in range(4):
+        sent = (block ^ 1) * 32 + np.arange(32)
+        expected = np.repeat(sent, 2) if step == 8 else np.r_[sent + store.startswith("red"), np.ones(32)]
+        assert found[block].tolist() == expected.tolist()
+    with pytest.raises(SimulationError) as caught:
+        run(body.replace("WAIT", ""), 4 * 64)
+    assert caught.value.kind == "async-copy"
