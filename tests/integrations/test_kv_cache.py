@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from cache_cases import int32, random_problem, some
 from simulating_gpu import SimulatingGPU
 
 from flashwright import flash_attn_with_kvcache
@@ -18,14 +18,6 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import CacheTensors, DecodeKind, NewRows
 
 CONFIG = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled"
-
-
-def some(*shape: int, seed: int = 0, dtype: Any = torch.float64) -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def int32(*values: int) -> Any:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def naive(q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:
@@ -156,50 +148,6 @@ def run_kernels(
     results = [kind.run(*arguments) for _ in range(2)]
     assert torch.equal(results[0][0], results[1][0]), "a second call finds counters at zero"
     return results[0], gpu.launches
-
-
-def random_problem(seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Tensors as the drop-in takes them, with everything that a cache may have, mixed."""
-    draw = random.Random(seed)
-    batch, rows, kv_heads, group, head_dim = (
-        draw.randint(1, 3),
-        draw.randint(1, 5),
-        draw.randint(1, 2),
-        draw.randint(1, 4),
-        64,
-    )
-    capacity, paged, appends = 96, draw.random() < 0.5, draw.random() < 0.5
-    heads, new_rows = kv_heads * group, draw.randint(1, 3)
-    q = some(batch, rows, heads, head_dim, seed=seed + 1, dtype=torch.bfloat16)
-    lengths = [draw.randint(0, capacity - new_rows) for _ in range(batch)]
-    arguments: dict[str, Any] = {
-        "cache_seqlens": int32(*lengths),
-        "causal": draw.random() < 0.5,
-        "window_size": draw.choice(((-1, -1), (-1, -1), (20, 5))),
-        "softcap": draw.choice((0.0, 0.0, 5.0)),
-    }
-    if paged:
-        page = draw.choice((16, 32, 48))
-        pages = capacity // page * batch + 1
-        caches = [some(pages, page, kv_heads, head_dim, seed=seed + i, dtype=torch.bfloat16) for i in (2, 3)]
-        order = list(range(pages))
-        draw.shuffle(order)
-        arguments["block_table"] = int32(*order[: pages - 1]).view(batch, -1)
-    else:
-        caches = [some(batch + 1, capacity, kv_heads, head_dim, seed=seed + i, dtype=torch.bfloat16) for i in (2, 3)]
-        index = list(range(batch + 1))
-        draw.shuffle(index)
-        arguments["cache_batch_idx"] = int32(*index[:batch])
-    if draw.random() < 0.5:
-        arguments["cache_leftpad"] = int32(*(draw.randint(0, n) for n in lengths))
-    if appends:
-        shape = (batch, new_rows, kv_heads, head_dim)
-        arguments["k"], arguments["v"] = (some(*shape, seed=seed + i, dtype=torch.bfloat16) for i in (4, 5))
-        if draw.random() < 0.7:
-            angles = some(capacity, draw.choice((8, 16, 32)), seed=seed + 6)
-            arguments["rotary_cos"], arguments["rotary_sin"] = angles.cos().bfloat16(), angles.sin().bfloat16()
-            arguments["rotary_interleaved"] = draw.random() < 0.5
-    return (q, *caches), arguments
 
 
 @pytest.mark.parametrize("seed", (*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 40))))
