@@ -174,3 +174,16 @@ def test_plans_and_kernels_compute_what_the_reference_does(monkeypatch, seed):
     torch.testing.assert_close(out.transpose(1, 2), expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
     assert launches[0] == ("ampere decode", "append" if "k" in arguments else None)
+
+
+def test_a_cache_that_grows_is_arranged_once(monkeypatch):
+    SimulatingGPU(monkeypatch)
+    kind = DecodeKind(AttentionOptions(), lambda *sizes: parse_config(CONFIG), returns_lse=False, device_index=0)
+    q, k, v = (some(2, heads, 40, 64, seed=seed, dtype=torch.bfloat16) for seed, heads in enumerate((4, 2, 2)))
+    q = q[:, :, :1].contiguous()
+    for keys, contiguous in ((5, False), (6, False), (39, True), (40, True)):
+        part = [x[:, :, :keys].contiguous() if contiguous else x[:, :, :keys] for x in (k, v)]
+        out, _ = kind.run(q, *part, torch.full_like(q, math.nan), CacheTensors())
+        expected = flash_attn_with_kvcache(*(x.transpose(1, 2) for x in (q, *part)))
+        torch.testing.assert_close(out.transpose(1, 2), expected, rtol=2e-2, atol=2e-2)
+    assert len(kind.arrangements) == 1

@@ -1,33 +1,44 @@
 """Launch plans of decoding: what a call decides once and repeats, kept apart from the addresses of its tensors.
 
 A `DecodeKind` is what a caller requests, shapes and strides apart. Within it, a `DecodeArrangement` has the packed
-parameters of its launches for tensors of certain shapes and strides. Lengths lie on the device: a cache that fills
-changes nothing here.
+parameters of its launches for tensors of certain shapes and strides. A cache that fills changes nothing here: lengths
+lie on the device; and one that is a longer tensor in every call changes a few words.
 """
 
 from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flashwright.hardware.units import VECTOR_BYTES
-from flashwright.kernels.decode.append import APPEND, AppendLaunch, Rotary, append_launch
+from flashwright.hardware.units import ELEMENT_BYTES, VECTOR_BYTES
+from flashwright.kernels.decode.append import (
+    APPEND,
+    AppendArguments,
+    AppendJob,
+    AppendLaunch,
+    Rotary,
+    append_launch,
+)
 from flashwright.kernels.decode.launch import CacheView, DecodeLaunch, DecodeScratch, decode_scratch
 from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.kernels.launch import Grid
 from flashwright.kernels.registry import family_of
-from flashwright.kernels.tensors import DeviceTensor
+from flashwright.kernels.tensors import DeviceTensor, check_layout
 from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
-from flashwright.runtime.parameters import Parameters, words_of
+from flashwright.runtime.parameters import WORD_BYTES, Parameters, words_of
+from flashwright.runtime.tensors import device_tensor
 
 if TYPE_CHECKING:
     import torch
 
+ELEMENTS_PER_VECTOR = VECTOR_BYTES // ELEMENT_BYTES
 Choose = Callable[[int, int], KernelConfig]
 """The config for a head dimension and a number of packed rows."""
 
@@ -99,8 +110,13 @@ class DecodeKind:
         """Queues the launches for tensors that are not empty and whose rows are 16-byte vectors; returns the output
         and, if requested, the log-sum-exp."""
         tensors: tuple[torch.Tensor | None, ...] = (q, k, v, out, *cache[:5], *new[:4])
+        k_shape = k.shape
+        # The rows and strides of a cache are written at every run, unless they decide more than that.
+        whole = cache.page_table is not None or self.split_units
+        keys = k_shape if whole else (k_shape[0], k_shape[1], k_shape[3])
         layout = (
-            *(None if x is None else (x.shape, x.stride()) for x in tensors), cache.max_q_length, *new[4:]
+            q.shape, q.stride(), out.stride(), keys, cache.max_q_length, *new[4:],
+            *(None if x is None else (x.shape, x.stride()) for x in tensors[4:]),
         )  # fmt: skip
         arrangement = self.arrangements.get(layout)
         if arrangement is None:
@@ -120,6 +136,14 @@ class DecodeKind:
             known = self._arrivals[stream] = torch.zeros(count, dtype=torch.int32, device=device)
         return known
 
+
+_K, _V = (getattr(ForwardArguments, name).offset // WORD_BYTES for name in "KV")
+_LENGTHS = ForwardArguments.q_length.offset // WORD_BYTES
+# Where the first two jobs of `AppendArguments`, which write keys and values, have their targets.
+_TARGETS = [
+    (AppendArguments.jobs.offset + job * ctypes.sizeof(AppendJob) + AppendJob.target.offset) // WORD_BYTES
+    for job in (0, 1)
+]
 
 # Behind the tensors that a caller gives.
 _LSE, _PARTIALS, _ARRIVALS, _ROTATED = range(13, 17)
@@ -145,10 +169,12 @@ class Template:
         ]
         """(word, tensor, bytes from its beginning)."""
 
-    def launch(self, addresses: list[int], stream: int) -> None:
+    def launch(self, addresses: list[int], cache_words: Sequence[tuple[int, int]], stream: int) -> None:
         words: array[int] = self.words[:]
         for word, tensor, offset in self.places:
             words[word] = addresses[tensor] + offset
+        for word, value in cache_words:
+            words[word] = value
         self.kernel.launch(self.grid, Parameters(words, (0,)).address, stream)
 
 
@@ -163,6 +189,8 @@ class DecodeArrangement:
         assert q is not None and k is not None and v is not None and out is not None
         index = kind.device_index
         self.rotates_queries = new.cosines is not None
+        self.appends_keys = new.k is not None
+        self.is_paged = cache.page_table is not None
         views = [
             DeviceTensor(name, _marker(place), DType.parse(str(x.dtype)), tuple(x.shape), tuple(x.stride()))
             for place, (name, x) in enumerate((("q", q), ("k_cache", k), ("v_cache", v), ("out", out)))
@@ -205,6 +233,7 @@ class DecodeArrangement:
         for name, address in zip(("q", "k_cache", "v_cache", "out"), addresses, strict=False):
             if address % VECTOR_BYTES:
                 raise ValueError(f"{name}: address {address:#x} is not aligned to {VECTOR_BYTES} bytes")
+        cache_words = self._cache_words(tensors)
         index = kind.device_index
         stream = torch._C._cuda_getCurrentRawStream(index)
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if kind.returns_lse else None
@@ -213,16 +242,44 @@ class DecodeArrangement:
         rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if self.rotates_queries else None
         addresses += [0 if x is None else x.data_ptr() for x in (lse, partials, arrivals, rotated)]
         if index == torch._C._cuda_getDevice():
-            self._launch(addresses, stream)
+            self._launch(addresses, cache_words, stream)
         else:
             with torch.cuda.device(index):
-                self._launch(addresses, stream)
+                self._launch(addresses, cache_words, stream)
         return out, lse
 
-    def _launch(self, addresses: list[int], stream: int) -> None:
+    def _cache_words(self, tensors: tuple[torch.Tensor | None, ...]) -> list[tuple[int, int]]:
+        """What follows from the cache's rows and strides: (word of the arguments, value)."""
+        q, k, v = tensors[:3]
+        assert q is not None and k is not None and v is not None
+        found = []
+        for name, x, first in (("k_cache", k, _K), ("v_cache", v, _V)):
+            if x.shape != k.shape:
+                raise ValueError(f"v_cache: {tuple(v.shape)} does not match k_cache: {tuple(k.shape)}")
+            batch, head, row, column = x.stride()
+            if column != 1 or (batch | head | row) % ELEMENTS_PER_VECTOR:
+                check_layout(device_tensor(name, x))  # strides of dimensions of size 1 mean nothing
+            found += [(first + 1, batch), (first + 2, head), (first + 3, row)]
+        if not self.is_paged:
+            rows = k.shape[2]
+            if not 0 < rows <= MAX_LENGTH:
+                raise ValueError(f"k_cache: {rows} rows are not allowed; allowed: 1 to {MAX_LENGTH}")
+            found.append((_LENGTHS, q.shape[2] | rows << 32))
+        return found
+
+    def _launch(self, addresses: list[int], cache_words: Sequence[tuple[int, int]], stream: int) -> None:
         if self.append is not None:
-            self.append.launch(addresses, stream)
-        self.own.launch(addresses, stream)
+            self.append.launch(addresses, (*cache_words, *self._append_words(cache_words)), stream)
+        self.own.launch(addresses, cache_words, stream)
+
+    def _append_words(self, cache_words: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The same of the jobs that write into the cache."""
+        if not self.appends_keys:
+            return []
+        strides = [value for _, value in cache_words[:6]]
+        return [
+            (target + 1 + axis, strides[3 * job + axis]) for job, target in enumerate(_TARGETS) for axis in range(3)
+        ]
 
 
 def _cache_view(q: torch.Tensor, cache: CacheTensors, appended: int) -> CacheView:
