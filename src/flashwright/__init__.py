@@ -9,6 +9,8 @@ from flashwright.integrations.flash_attn import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
 )
 from flashwright.integrations.kv_cache import flash_attn_with_kvcache
 from flashwright.integrations.sdpa import scaled_dot_product_attention
@@ -58,6 +60,8 @@ __all__ = [
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "get_autotuning_kernel_configs",
     "get_hopper_configs",

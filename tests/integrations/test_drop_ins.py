@@ -310,15 +310,14 @@ def test_head_dimensions_that_are_no_multiple_of_8_are_padded_as_flash_attn_does
     torch.testing.assert_close(out, rows_first(truth)[0])
 
 
-@pytest.mark.parametrize("name", ["dropout_p", "alibi_slopes", "block_table"])
+@pytest.mark.parametrize("name", ["dropout_p", "alibi_slopes"])
 def test_what_is_not_supported_is_named(name):
     q, k, v = tensors((5, 4, 16), (5, 4, 16))
     value = 0.1 if name == "dropout_p" else torch.ones(4)
     with pytest.raises(NotImplementedError, match=f"{name}: not supported"):
         flash_attn_varlen_func(q, k, v, int32(0, 5), int32(0, 5), 5, 5, **{name: value})
-    if name != "block_table":
-        with pytest.raises(NotImplementedError, match=f"{name}: not supported"):
-            flash_attn_func(q[None], k[None], v[None], **{name: value})
+    with pytest.raises(NotImplementedError, match=f"{name}: not supported"):
+        flash_attn_func(q[None], k[None], v[None], **{name: value})
 
 
 def test_wrong_starts_are_named():

@@ -12,7 +12,12 @@ torch = pytest.importorskip("torch")
 from cache_cases import int32, random_problem, some
 from simulating_gpu import SimulatingGPU
 
-from flashwright import flash_attn_with_kvcache
+from flashwright import (
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
+)
 from flashwright.kernels.registry import parse_config
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import CacheTensors, DecodeKind, NewRows
@@ -104,6 +109,32 @@ def test_left_padding_indices_and_ragged_queries():
     )  # fmt: skip
     torch.testing.assert_close(out[:2], naive(q[:2], k[3, 2:6], v[3, 2:6]))
     torch.testing.assert_close(out[2:], naive(q[2:], k[2, 1:3], v[2, 1:3]))
+
+
+def test_packed_queries_attend_to_pages():
+    k, v, q = some(5, 16, 1, 8, seed=1), some(5, 16, 1, 8, seed=2), some(5, 2, 8, seed=3)
+    table = int32(4, 0, 1, 2).view(2, 2)
+    out, lse, _ = flash_attn_varlen_func(
+        q, k, v, int32(0, 2, 5), int32(0, 20, 52), 3, 32, causal=True, block_table=table, return_attn_probs=True
+    )
+    for rows, pages, n in ((slice(0, 2), (4, 0), 20), (slice(2, 5), (1, 2), 32)):
+        keys, values = (torch.cat([x[page] for page in pages])[:n] for x in (k, v))
+        torch.testing.assert_close(out[rows], naive(q[rows], keys, values, causal=True))
+    assert lse.shape == (2, 5)
+
+
+def test_packed_sequences_of_packed_tensors():
+    qkv, starts = some(9, 3, 2, 8), int32(0, 4, 9)
+    expected = flash_attn_varlen_func(*qkv.unbind(1), starts, starts, 5, 5, causal=True)
+    assert torch.equal(flash_attn_varlen_qkvpacked_func(qkv, starts, 5, causal=True), expected)
+    q, kv = qkv[:, 0], qkv[:, 1:]
+    assert torch.equal(flash_attn_varlen_kvpacked_func(q, kv, starts, starts, 5, 5, causal=True), expected)
+    for call in (
+        lambda: flash_attn_varlen_qkvpacked_func(kv, starts, 5),
+        lambda: flash_attn_varlen_kvpacked_func(q, qkv, starts, starts, 5, 5),
+    ):
+        with pytest.raises(ValueError, match=r"kv: shape \(9, \d, 2, 8\) is not allowed; allowed: "):
+            call()
 
 
 def test_the_output_may_be_given():

@@ -126,10 +126,22 @@ def flash_attn_varlen_func(
     Sequence b is rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1 of q and the same of k and v by cu_seqlens_k; both are
     int32 on the tensors' device. Rows of no sequence are 0. With `return_attn_probs`: (out, log-sum-exp of
     (heads, rows), an empty tensor). `row_invariant`, which `flash_attn` does not have, is `attention()`'s.
+
+    With `block_table`, k and v are caches of (pages, rows of a page, kv_heads, head_dim), as in
+    `flash_attn_with_kvcache`; then there are no gradients.
     """
     from flashwright.operators import torch_ops
 
-    _refuse(dropout_p=dropout_p > 0, alibi_slopes=alibi_slopes is not None, block_table=block_table is not None)
+    _refuse(dropout_p=dropout_p > 0, alibi_slopes=alibi_slopes is not None)
+    if block_table is not None:
+        from flashwright.integrations.kv_cache import flash_attn_with_kvcache
+
+        result = flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=cu_seqlens_k.diff(), block_table=block_table, softmax_scale=softmax_scale,
+            causal=causal, window_size=window_size, softcap=softcap, return_softmax_lse=return_attn_probs,
+            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=int(max_seqlen_q), row_invariant=row_invariant,
+        )  # fmt: skip
+        return (*result, q.new_empty(0)) if return_attn_probs else result
     head_dim = q.shape[-1]
     if head_dim % HEAD_DIM_STEP:
         softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
@@ -148,6 +160,55 @@ def flash_attn_varlen_func(
     if head_dim != out.shape[-1]:
         out = out[..., :head_dim]
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func` of qkv[:, 0], qkv[:, 1], qkv[:, 2]: qkv is (rows, 3, heads, head_dim)."""
+    if qkv.dim() != 4 or qkv.shape[1] != 3:
+        raise ValueError(f"qkv: shape {tuple(qkv.shape)} is not allowed; allowed: (rows, 3, heads, head_dim)")
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
+        softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func` of q, kv[:, 0], kv[:, 1]: kv is (keys, 2, kv_heads, head_dim)."""
+    if kv.dim() != 4 or kv.shape[1] != 2:
+        raise ValueError(f"kv: shape {tuple(kv.shape)} is not allowed; allowed: (keys, 2, kv_heads, head_dim)")
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 def _refuse(**requested: bool) -> None:
