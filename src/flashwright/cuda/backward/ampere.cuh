@@ -173,8 +173,8 @@ DEVICE void query_step(Warp &warp, const Queries &queries, int step, int steps) 
     const float scale_log2 = args.forward.softmax_scale * log2_e;
     const int first_query = warp.part * queries_per_part;
     ScoreGradients::exponentiate(S, terms, first_query, scale_log2); // @phase gradients of scores
-    ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2,
-                                  args.forward.capping_scale); // @phase gradients of scores
+    ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2, // @phase gradients of scores
+                                  args.forward.capping_scale);
     if (at.block < work.queries.plain_begin || at.block >= work.queries.plain_end)
         ScoreGradients::mask(S, dP, work.window, work.first_key + warp.first_key, at.first_row + first_query);
 
