@@ -79,11 +79,14 @@ struct Queries {
     // Part of the group that the next copy closes.
     DEVICE void start_terms_copy(const Terms &terms, int64 row) const {
         constexpr int vector_rows = vector_bytes / sizeof(float), vectors = cfg::B_r / vector_rows;
-        const int i = threadIdx.x % vectors;
-        if (threadIdx.x < vectors)
-            cp_async_16B(terms.shared + i * vector_bytes, args.row_lse + row + i * vector_rows);
-        else if (threadIdx.x < 2 * vectors)
-            cp_async_16B(terms.shared + Terms::array_bytes + i * vector_bytes, args.row_dot + row + i * vector_rows);
+#pragma unroll
+        for (int first = 0; first < 2 * vectors; first += shape::threads) {
+            const int place = first + threadIdx.x, i = place % vectors;
+            if (place < vectors)
+                cp_async_16B(terms.shared + i * vector_bytes, args.row_lse + row + i * vector_rows);
+            else if (place < 2 * vectors)
+                cp_async_16B(terms.shared + Terms::array_bytes + i * vector_bytes, args.row_dot + row + i * vector_rows);
+        }
     }
 };
 
