@@ -35,11 +35,18 @@ def run_pairs() -> None:
     check_several_steps(PAIRS)
 
 
+def run_pairs_with_two_stages_of_Q() -> None:
+    check_several_steps(replace(PAIRS, Q_stages=2))
+
+
 def run_ordered() -> None:
     expect_same_sums(replace(CONFIG, ordered=True))
 
 
-@pytest.mark.parametrize("run", [run_two_stages, run_one_stage, run_pairs, run_ordered])
+RUNS = (run_two_stages, run_one_stage, run_pairs, run_pairs_with_two_stages_of_Q, run_ordered)
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
 
@@ -69,10 +76,7 @@ MUTATIONS = {
     ),
     "Q is overwritten while it is read": SourceMutation(KERNEL, {QUERIES_READ: ""}, run_one_stage, COPY | RACE),
     "dO is overwritten while it is read": SourceMutation(
-        KERNEL,
-        {QUERIES_READ: "", "if (cfg::Q_stages == 1 && !last)": "__syncthreads();\nif (cfg::Q_stages == 1 && !last)"},
-        run_pairs,
-        COPY | RACE,
+        KERNEL, {QUERIES_READ: ""}, run_pairs_with_two_stages_of_Q, COPY | RACE
     ),
     "additions do not wait for their turn": SourceMutation(
         SUMS, {"load_acquire(counter) != own": "false"}, run_ordered

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 from backward_cases import Problem, check_packed_backward, seen_keys
-from ordering import expect_same_sums, three_blocks, impatient, run_in_order
+from ordering import expect_same_sums, impatient, run_in_order, three_blocks
 
 from flashwright import compile_kernel
 from flashwright.kernels.registry import parse_config

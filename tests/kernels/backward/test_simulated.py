@@ -68,7 +68,7 @@ CASES = {
         False,
     ),
     "200 columns of 256, one row": (
-        "ampere backward (BF16, 256, 32, 64, 8): stages_1_1+swizzled",
+        "ampere backward (BF16, 256, 32, 32, 4): stages_2_1+swizzled",
         (2, 2, 1, 1, 65, 200),
         AttentionOptions(),
         True,
