@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 
 import pytest
 from device_code import compile_device_code
 
 from flashwright.hardware import units
+from flashwright.kernels.backward.hopper import shapes as hopper_backward_shapes
+from flashwright.kernels.backward.launch import BackwardArguments
 from flashwright.kernels.forward.hopper import shapes as hopper_shapes
 from flashwright.kernels.forward.hopper.config import WARPGROUP_ROWS
+from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.kernels.source import device_headers
 
 HEADERS = dict(device_headers())
 SHARED = [name for name in HEADERS if name.split("/")[0] in ("ptx", "tile", "attention", "pipeline")]
-KERNELS = [name for name in HEADERS if name.startswith("forward/")]
+OPERATIONS = ("forward", "backward")
 
 # --- Markers: what an instruction is about, for `explain` --------------------------------------------------------
 
 MARKER = re.compile(r"// @(\w+) (.+)$")
-VALUES = {"operand": {"Q", "K", "V"}, "product": {"S", "O"}, "phase": {"softmax", "rescale O"}}
+PARTS = {
+    "forward": {"operand": {"Q", "K", "V"}, "product": {"S", "O"}, "phase": {"softmax", "rescale O"}},
+    "backward": {
+        "operand": {"Q", "K", "V", "dO"},
+        "product": {"S", "dP", "dV", "dK", "dQ"},
+        "phase": {"gradients of scores"},
+    },
+}
+"""What kernels of an operation are made of. A forward may do without rescaling O."""
 
 
 def markers(name: str) -> list[tuple[str, str]]:
@@ -28,7 +40,8 @@ def markers(name: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_every_marker_has_a_known_key_and_value(name):
-    assert all(value in VALUES.get(key, ()) for key, value in markers(name))
+    parts = PARTS.get(name.split("/")[0], {})
+    assert all(value in parts.get(key, ()) for key, value in markers(name))
     assert sum("// @" in line for line in HEADERS[name].splitlines()) == len(markers(name))
 
 
@@ -43,11 +56,12 @@ def test_a_marker_stands_on_the_line_where_its_statement_begins(name):
             assert before.count("(") == before.count(")"), line
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("family", ["ampere", "hopper"])
-def test_both_families_mark_every_operand_and_product_and_the_softmax(family):
-    found = {marker for name in KERNELS if name.split("/")[1].startswith(family) for marker in markers(name)}
-    wanted = {("operand", tile) for tile in "QKV"} | {("product", "S"), ("product", "O"), ("phase", "softmax")}
-    assert wanted <= found
+def test_both_families_mark_every_operand_product_and_phase(family, operation):
+    found = {marker for name in HEADERS if name.startswith(f"{operation}/{family}") for marker in markers(name)}
+    wanted = {(key, value) for key, values in PARTS[operation].items() for value in values}
+    assert wanted - {("phase", "rescale O")} <= found
 
 
 # --- Sharing -----------------------------------------------------------------------------------------------------
@@ -68,10 +82,22 @@ def test_headers_are_included_by_their_path_and_no_toolkit_header_is(name):
 
 def test_lower_folders_include_no_higher_ones():
     """ptx and tile know nothing of attention; pieces know nothing of kernels."""
-    order = ["types.cuh", "ptx", "tile", "attention", "pipeline", "forward"]
-    for name, text in HEADERS.items():
-        for path in re.findall(r'#include "(\w+)/', text):
-            assert order.index(path) <= order.index(name.split("/")[0]), f"{name} includes {path}"
+    layers = [("types.cuh",), ("ptx",), ("tile",), ("attention",), ("pipeline",), OPERATIONS]
+    height = {folder: height for height, folders in enumerate(layers) for folder in folders}
+    for name in HEADERS:
+        for path in included_folders(name):
+            assert height[path] <= height[name.split("/")[0]], f"{name} includes {path}"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_kernels_of_an_operation_include_none_of_another(operation):
+    others = set(OPERATIONS) - {operation}
+    included = {path for name in HEADERS if name.startswith(operation) for path in included_folders(name)}
+    assert included and not included & others
+
+
+def included_folders(name: str) -> list[str]:
+    return re.findall(r'#include "(\w+)/', HEADERS[name])
 
 
 # --- Constants ---------------------------------------------------------------------------------------------------
@@ -93,5 +119,25 @@ def test_sizes_are_those_that_python_computes_with():
         "Slot::barrier_pair_bytes": hopper_shapes.BARRIER_PAIR_BYTES,
         "sizeof(Vector16B)": hopper_shapes.TILE_BYTES,
     }
-    checks = "\n".join(f"static_assert({name} == {value});" for name, value in sizes.items())
-    compile_device_code("pipeline/ring.cuh", checks + '\nextern "C" __global__ void kernel() {}')
+    check_constants("pipeline/ring.cuh", sizes)
+
+
+def test_the_backward_counts_with_the_same_sizes():
+    forward, backward = hopper_shapes, hopper_backward_shapes
+    for name in ("WARPGROUP_THREADS", "PANEL_COLUMNS", "BARRIER_PAIR_BYTES"):
+        assert getattr(backward, name) == getattr(forward, name), name
+    assert backward.WARPGROUP_ROWS == WARPGROUP_ROWS
+
+
+@pytest.mark.parametrize("struct", [ForwardArguments, BackwardArguments], ids=lambda struct: struct.__name__)
+def test_arguments_lie_where_python_packs_them(struct):
+    name = struct.__name__
+    places = {f"sizeof({name})": ctypes.sizeof(struct)}
+    for field, *_ in struct._fields_:
+        places[f"__builtin_offsetof({name}, {field})"] = getattr(struct, field).offset
+    check_constants("attention/backward_arguments.cuh", places)
+
+
+def check_constants(header: str, values: dict[str, int]) -> None:
+    checks = "\n".join(f"static_assert({name} == {value});" for name, value in values.items())
+    compile_device_code(header, checks + '\nextern "C" __global__ void kernel() {}')

@@ -123,7 +123,10 @@ def test_a_config_that_no_gpu_can_run_is_refused_within_a_second(text, reason):
 )
 @pytest.mark.parametrize("thing", [None, 7, object(), ("BF16", 128)], ids=lambda thing: type(thing).__name__)
 def test_what_is_no_config_is_a_type_error_that_lists_what_is(ask, thing):
-    known = "known: FlashForwardKernelConfig, HopperForwardKernelConfig"
+    types = (
+        "FlashForwardKernelConfig, HopperForwardKernelConfig, AmpereBackwardKernelConfig, HopperBackwardKernelConfig"
+    )
+    known = f"known: {types}"
     with pytest.raises(
         TypeError, match=f"config: {type(thing).__name__} is not a config of any kernel family; {known}"
     ):
@@ -163,6 +166,30 @@ def test_the_families_of_the_package_are_registered_in_the_order_of_preference()
     assert family_names() == ("ampere", "hopper")
     assert [family.title for family in families()] == ["Ampere", "Hopper"]
     assert families("no such operation") == ()
+
+
+def test_the_families_of_each_operation_are_apart():
+    assert family_names("backward") == family_names("forward") == ("ampere", "hopper")
+    for name in family_names():
+        forward, backward = (family_named(name, operation) for operation in ("forward", "backward"))
+        assert (forward.operation.name, backward.operation.name) == ("forward", "backward")
+        assert forward.config_type is not backward.config_type
+        assert forward.prefix == name and backward.prefix == f"{name} backward"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+swizzled",
+        "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P",
+    ],
+)
+def test_a_text_that_names_an_operation_leads_to_its_family(text):
+    name, operation, *_ = text.split()
+    config = parse_config(text)
+    assert family_of(config) is family_named(name, operation)
+    assert as_config(text) == as_config(config) == as_config(config.kernel_name()) == config
+    assert tile_shapes(text).shared_bytes == family_of(config).shapes(config).shared_bytes
 
 
 def test_a_registered_family_is_found_by_its_name_and_its_configs(toy):

@@ -1,34 +1,35 @@
-"""The Hopper kernel with one synchronisation broken: the simulated GPU names what is wrong with it.
-
-A mutation is given by the line of CUDA that it breaks. What the compiler made of that line is found in the PTX, by the
-locations that the compiler leaves there, and changed there. Where one of several equal lines is broken, or the order of
-lines, the source is.
-"""
+"""The Hopper kernel with one synchronisation broken: the simulated GPU names what is wrong with it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from mutations import (
+    ANNOUNCEMENT,
+    ARRIVE,
+    OVERWRITTEN,
+    SYNC,
+    UNFINISHED,
+    WRONG,
+    Mutation,
+    SourceMutation,
+    announcing,
+    expect_named,
+    expect_named_or_wrong,
+    no_release,
+    no_wait,
+)
 
-from flashwright import AttentionVariant, HopperForwardKernelConfig, Kernel, compile_kernel, parse_hopper_config
-from flashwright.kernels.forward.hopper.source import hopper_kernel_source
-from flashwright.kernels.source import device_headers
+from flashwright import HopperForwardKernelConfig, parse_hopper_config
 from flashwright.problem.dtypes import NUMPY_DTYPES
 from flashwright.problem.reference import reference_forward, relative_error
 from flashwright.runtime.simulated import ForwardSimulation, simulate_forward
-from flashwright.simulator.errors import SimulationError
-from flashwright.simulator.ptx.parser import parse
-from flashwright.simulator.ptx.syntax import Instruction, SourceLocation
 
 CONFIG = parse_hopper_config("hopper (FP16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy+guess")
-WRONG = "the output is wrong"
 
 
 # --- The kernel, as it is and broken -----------------------------------------------------------------------------
@@ -107,60 +108,6 @@ def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
 
 
-@cache
-def source_lines(file: str) -> list[str]:
-    headers = dict(hopper_kernel_source(CONFIG).headers)
-    return headers[file].splitlines() if file in headers else []
-
-
-def lines_of(place: SourceLocation | None) -> Iterator[str]:
-    """The source line of a place, and those that it was inlined at, outwards."""
-    while place is not None:
-        lines = source_lines(place.file)
-        if 0 < place.line <= len(lines):
-            yield lines[place.line - 1].strip()
-        place = place.inlined_at
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A change of every instruction of an opcode that comes from a source line, by way of another if that is given."""
-
-    line: str
-    opcode: str
-    kinds: set[str]
-    """What it may be reported as."""
-    by_way_of: str = ""
-    change: Callable[[str], str] = lambda instruction: ""
-    run: Callable[[], ForwardSimulation] = run_several_tiles
-
-    def concerns(self, item: Any) -> bool:
-        if not isinstance(item, Instruction) or not re.match(self.opcode, item.opcode):
-            return False
-        lines = list(lines_of(item.source))
-        return all(any(text in line for line in lines) for text in (self.line, self.by_way_of))
-
-    def apply(self, ptx: str) -> str:
-        (function,) = (function for function in parse(ptx).functions.values() if function.is_entry)
-        lines = ptx.splitlines()
-        places = [item.ptx_line - 1 for item in function.body if self.concerns(item)]
-        assert places, f"no {self.opcode} comes from `{self.line}`; has the kernel changed?"
-        for place in places:
-            lines[place] = self.change(lines[place])
-        return "\n".join(lines)
-
-
-def returning_at_once(instruction: str) -> str:
-    """A wait that returns at once: what it waits for counts as there."""
-    predicate = re.search(r"try_wait\S*\s+(\w+),", instruction)
-    assert predicate is not None
-    return f"setp.eq.u32 {predicate[1]}, 0, 0;"
-
-
-def announcing(bytes_: int) -> Callable[[str], str]:
-    return lambda instruction: re.sub(r"%r\d+;", f"{bytes_};", instruction)
-
-
 def among_lanes(instruction: str) -> str:
     """A vote of one warp alone."""
     any_, passed = vote_operands(instruction)
@@ -187,23 +134,9 @@ def vote_operands(instruction: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def no_wait(line: str, *kinds: str) -> Mutation:
-    return Mutation(line, r"mbarrier\.try_wait", set(kinds), change=returning_at_once)
-
-
-def no_release(line: str) -> Mutation:
-    return Mutation(line, r"mbarrier\.arrive", {"deadlock"})
-
-
-SYNC, ARRIVE = r"(bar|barrier)(\.cta)?\.sync", r"(bar|barrier)(\.cta)?\.arrive"
-ANNOUNCEMENT = "mbarrier_arrive_expecting(slot.full, panels * panel_bytes<rows>);"
 ISSUE_SCORES, ISSUE_OUTPUT = "issue_shared_shared<", "issue_registers_shared<"
 CLEARED = "named_barrier_sync(barriers::V_cleared, consumer_threads);"
 VOTE = "named_barrier_any(barriers::guess + warpgroup, warpgroup_threads, value)"
-# What shows first depends on who comes first: the next copy, the products that read, or the second announcement.
-OVERWRITTEN = ("race", "async-copy", "mbarrier")
-# Registers of products in flight are touched, or the tiles that they read overwritten.
-UNFINISHED = {"wgmma", "race"}
 MUTATIONS = {
     "K is read before it has arrived": no_wait("K.wait_until_full(K_place.lap);", "async-copy"),
     "V is read before it has arrived": no_wait("V.wait_until_full(V_place.lap);", "async-copy"),
@@ -263,39 +196,13 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=list(MUTATIONS))
 def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
-    def compile_broken(config: HopperForwardKernelConfig, arch: str, variant: AttentionVariant) -> Kernel:
-        kernel = compile_kernel(config, arch, variant)
-        return replace(kernel, program=replace(kernel.program, ptx=mutation.apply(kernel.ptx)))
-
-    monkeypatch.setattr("flashwright.runtime.simulated.compile_kernel", compile_broken)
-    with pytest.raises(SimulationError) as caught:
-        mutation.run()
-    assert caught.value.kind in mutation.kinds, str(caught.value)
-    assert caught.value.kind == "deadlock" or caught.value.source_line is not None
+    expect_named(mutation, run_several_tiles, monkeypatch)
 
 
 # --- Broken source -----------------------------------------------------------------------------------------------
 
 CONSUMER, SOFTMAX = "forward/hopper_consumer.cuh", "attention/guessing_softmax.cuh"
 FINISH_SCORES = "finish_scores(step + 1 == work.keys.count);"
-
-
-@dataclass(frozen=True)
-class SourceMutation:
-    """Other text in the place of some that occurs once in a file."""
-
-    file: str
-    changes: dict[str, str]
-    run: Callable[[], ForwardSimulation]
-    kinds: AbstractSet[str] = frozenset()
-    """What it may be reported as; none: only the numbers are wrong."""
-
-    def apply(self) -> tuple[tuple[str, str], ...]:
-        headers = dict(device_headers())
-        for text, other in self.changes.items():
-            assert headers[self.file].count(text) == 1, f"{self.file} has no `{text}`, or several"
-            headers[self.file] = headers[self.file].replace(text, other)
-        return tuple(headers.items())
 
 
 SOURCE_MUTATIONS = {
@@ -362,11 +269,4 @@ SOURCE_MUTATIONS = {
 
 @pytest.mark.parametrize("mutation", SOURCE_MUTATIONS.values(), ids=list(SOURCE_MUTATIONS))
 def test_broken_source_is_named_or_computes_something_else(mutation, monkeypatch):
-    monkeypatch.setattr("flashwright.kernels.forward.hopper.source.device_headers", mutation.apply)
-    if mutation.kinds:
-        with pytest.raises(SimulationError) as caught:
-            mutation.run()
-        assert caught.value.kind in mutation.kinds, str(caught.value)
-    else:
-        with pytest.raises(AssertionError, match=WRONG):
-            mutation.run()
+    expect_named_or_wrong(mutation, "flashwright.kernels.forward.hopper.source", monkeypatch)

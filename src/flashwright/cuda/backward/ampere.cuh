@@ -79,11 +79,14 @@ struct Queries {
     // Part of the group that the next copy closes.
     DEVICE void start_terms_copy(const Terms &terms, int64 row) const {
         constexpr int vector_rows = vector_bytes / sizeof(float), vectors = cfg::B_r / vector_rows;
-        const int i = threadIdx.x % vectors;
-        if (threadIdx.x < vectors)
-            cp_async_16B(terms.shared + i * vector_bytes, args.row_lse + row + i * vector_rows);
-        else if (threadIdx.x < 2 * vectors)
-            cp_async_16B(terms.shared + Terms::array_bytes + i * vector_bytes, args.row_dot + row + i * vector_rows);
+#pragma unroll
+        for (int first = 0; first < 2 * vectors; first += shape::threads) {
+            const int place = first + threadIdx.x, i = place % vectors;
+            if (place < vectors)
+                cp_async_16B(terms.shared + i * vector_bytes, args.row_lse + row + i * vector_rows);
+            else if (place < 2 * vectors)
+                cp_async_16B(terms.shared + Terms::array_bytes + i * vector_bytes, args.row_dot + row + i * vector_rows);
+        }
     }
 };
 
@@ -173,8 +176,8 @@ DEVICE void query_step(Warp &warp, const Queries &queries, int step, int steps) 
     const float scale_log2 = args.forward.softmax_scale * log2_e;
     const int first_query = warp.part * queries_per_part;
     ScoreGradients::exponentiate(S, terms, first_query, scale_log2); // @phase gradients of scores
-    ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2,
-                                  args.forward.capping_scale); // @phase gradients of scores
+    ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2, // @phase gradients of scores
+                                  args.forward.capping_scale);
     if (at.block < work.queries.plain_begin || at.block >= work.queries.plain_end)
         ScoreGradients::mask(S, dP, work.window, work.first_key + warp.first_key, at.first_row + first_query);
 

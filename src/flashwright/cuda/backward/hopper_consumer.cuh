@@ -75,16 +75,16 @@ struct Consumer {
         const Slot Q = shared.Q(place.stage);
         Q.wait_until_full(place.lap); // @operand Q
         clear_queries_of_others(Q.data, step);
-        issue_shared_shared<cfg::d_head, cfg::B_r>(S[0], shared.K(key_group).data,
-                                                   Q.data + first_query_offset()); // @product S
+        issue_shared_shared<cfg::d_head, cfg::B_r>(S[0], shared.K(key_group).data, // @product S
+                                                   Q.data + first_query_offset());
     }
     DEVICE void start_dP(int step) {
         const dOPlace place = dOPlace::after(step);
         const Slot dO = shared.dO(place.stage);
         dO.wait_until_full(place.lap); // @operand dO
         clear_queries_of_others(dO.data, step);
-        issue_shared_shared<cfg::d_head, cfg::B_r>(dP[0], shared.V(key_group).data,
-                                                   dO.data + first_query_offset()); // @product dP
+        issue_shared_shared<cfg::d_head, cfg::B_r>(dP[0], shared.V(key_group).data, // @product dP
+                                                   dO.data + first_query_offset());
     }
     DEVICE uint32 first_query_offset() const { return part * queries_per_part * panel_row_bytes; }
     // Of a part's columns in a tile of queries.
@@ -105,8 +105,8 @@ struct Consumer {
     }
     DEVICE void start_dK(int step) {
         wgmma_fence();
-        issue_columns_rows<cfg::B_r, cfg::B_r>(dK[0], shared.dS(step, key_group),
-                                               Q(step).data + first_column_offset()); // @product dK
+        issue_columns_rows<cfg::B_r, cfg::B_r>(dK[0], shared.dS(step, key_group), // @product dK
+                                               Q(step).data + first_column_offset());
         wgmma_commit_group();
     }
     DEVICE void start_dQ(int step) {

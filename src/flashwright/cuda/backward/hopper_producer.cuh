@@ -25,8 +25,8 @@ DEVICE void produce(const HopperArguments &args, const Work &work, const SharedM
         const int rows = min(work.sequence.q_length - at.first_row, cfg::B_r);
         // The arrival that announces the copies makes the note visible too.
         StepNote{at.first_row, rows, masked, backward.dQ_sums + row * cfg::d_head}.write(shared.note(step));
-        fill<cfg::B_r, shape::panels, Terms::bytes>(slot, args.Q, work.sequence.q_start + at.first_row, at.head,
-                                                    batch); // @operand Q
+        fill<cfg::B_r, shape::panels, Terms::bytes>(slot, args.Q, // @operand Q
+                                                    work.sequence.q_start + at.first_row, at.head, batch);
         bulk_copy_bytes(terms.shared, backward.row_lse + row, slot.full, Terms::array_bytes);
         bulk_copy_bytes(terms.shared + Terms::array_bytes, backward.row_dot + row, slot.full, Terms::array_bytes);
         Q_place.advance();

@@ -1,0 +1,292 @@
+"""Backward configs: their names, the shapes that follow from them, and what is refused, with the reason."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashwright import compile_kernel
+from flashwright.hardware.architectures import GPUModel, architecture
+from flashwright.kernels.backward.ampere import AMPERE_BACKWARD
+from flashwright.kernels.backward.ampere.config import AmpereBackwardKernelConfig
+from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
+from flashwright.kernels.backward.hopper import HOPPER_BACKWARD
+from flashwright.kernels.backward.hopper.config import D_HEADS, HopperBackwardKernelConfig
+from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
+from flashwright.kernels.family import Occasion
+from flashwright.kernels.registry import families, family_of, parse_config, rejection_reason, tile_shapes
+from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import LONG
+
+AMPERE = AmpereBackwardKernelConfig(DType.BF16, 128, 64, 128, 8, Q_stages=2)
+HOPPER = HopperBackwardKernelConfig(DType.BF16, 128, 64, 128)
+FAMILIES = pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
+
+dtypes, switches = st.sampled_from(DType), st.booleans()
+ampere_configs = st.builds(
+    AmpereBackwardKernelConfig,
+    dtypes,
+    st.integers(1, 8).map(lambda n: 32 * n),
+    st.integers(1, 16).map(lambda n: 16 * n),
+    st.integers(1, 16).map(lambda n: 16 * n),
+    st.integers(1, 16),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    switches,
+    switches,
+)
+hopper_configs = st.builds(
+    HopperBackwardKernelConfig,
+    dtypes,
+    st.sampled_from(D_HEADS),
+    st.sampled_from([64, 128]),
+    st.sampled_from([64, 128, 192]),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    switches,
+    switches,
+)
+configs = st.one_of(ampere_configs, hopper_configs)
+"""Any, whether or not a kernel can be built from them."""
+
+
+# --- Names -------------------------------------------------------------------------------------------------------
+
+
+@given(configs)
+def test_the_short_form_and_the_kernel_name_parse_back(config):
+    assert parse_config(config.short_form()) == parse_config(str(config)) == config
+    assert parse_config(config.kernel_name()) == config
+    assert parse_config(f"void {config.kernel_name()}(BackwardArguments)") == config
+
+
+@FAMILIES
+def test_the_mangled_name_of_a_compiled_kernel_parses_back(config):
+    for each in (config, replace(config, dtype=DType.FP16, ordered=True)):
+        assert parse_config(compile_kernel(each).name) == each
+
+
+def test_the_names_of_a_config():
+    assert str(AMPERE) == "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+swizzled"
+    assert str(replace(AMPERE, swizzled=False, ordered=True)) == (
+        "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+ordered"
+    )
+    assert AMPERE.kernel_name() == (
+        "ampere_backward_kernel<AmpereBackwardKernelConfig{DType::BF16, 128, 64, 128, 8, 2, 1, true, false}>"
+    )
+    assert str(HOPPER) == "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P"
+    assert HOPPER.kernel_name() == (
+        "hopper_backward_kernel<HopperBackwardKernelConfig{DType::BF16, 128, 64, 128, 2, 2, 2, true, false}>"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ampere backward(BF16,128,64,128,8):stages_2_1+swizzled",
+        "  Ampere  Backward (bfloat16, 128, 64, 128, 8): stages_2_1+swizzled ",
+        "AmpereBackwardKernelConfig{(DType)15, (int)128, (int)64, (int)128, (int)8, (int)2, (int)1, (bool)1}",
+    ],
+)
+def test_other_ways_to_write_a_config(text):
+    assert parse_config(text) == AMPERE
+
+
+def test_a_config_leads_to_its_family():
+    assert families("backward") == (AMPERE_BACKWARD, HOPPER_BACKWARD)
+    assert (family_of(AMPERE), family_of(HOPPER)) == families("backward")
+    assert (type(tile_shapes(AMPERE)), type(tile_shapes(HOPPER))) == (AmpereBackwardShapes, HopperBackwardShapes)
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text + "+orderd", r"unknown option 'orderd'.*; allowed: .*did you mean 'ordered'\?"),
+        (lambda text: text + "+ordered+ordered", "option 'ordered' is given twice"),
+        (lambda text: text.replace(": stages_2_", ": "), "names no kernel; expected a short form such as"),
+        (lambda text: text.replace("BF16", "FP32"), "dtype: 'FP32' is not a known element type; allowed: FP16, BF16"),
+        (lambda text: text.split("(")[0], "names no kernel; expected a short form such as"),
+    ],
+    ids=["unknown", "twice", "no stages", "dtype", "nothing else"],
+)
+def test_a_text_that_names_no_config_is_refused_with_what_is_wrong(config, change, message):
+    with pytest.raises(ValueError, match=message):
+        parse_config(change(str(config)))
+
+
+@pytest.mark.parametrize("name", ["AmpereBackwardKernelConfig", "HopperBackwardKernelConfig"])
+def test_a_struct_with_too_few_fields_is_refused(name):
+    with pytest.raises(ValueError, match=r"has 2 fields; expected 7 to 9: dtype, d_head, B_r"):
+        parse_config(name + "{DType::BF16, 128}")
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (AMPERE, {"d_head": 80}, "d_head: 80 is not allowed; allowed: positive multiples of 32 up to 256"),
+        (AMPERE, {"B_r": 0}, "B_r: 0 is not allowed; allowed: positive multiples of 16 up to 256"),
+        (AMPERE, {"B_c": 272}, "B_c: 272 is not allowed; allowed: positive multiples of 16 up to 256"),
+        (AMPERE, {"n_warps": 17}, "n_warps: 17 is not allowed; allowed: positive multiples of 1 up to 16"),
+        (AMPERE, {"Q_stages": 3}, "Q_stages: 3 is not allowed; allowed: 1, 2"),
+        (AMPERE, {"dO_stages": 0}, "dO_stages: 0 is not allowed; allowed: 1, 2"),
+        (AMPERE, {"B_r": 64.0}, "B_r: 64.0 is not an integer"),
+        (AMPERE, {"swizzled": 2}, "swizzled: 2 is not a truth value"),
+        (HOPPER, {"d_head": 96}, "d_head: 96 is not allowed; allowed: 64, 128, 256"),
+        (HOPPER, {"B_r": 192}, "B_r: 192 is not allowed; allowed: 64, 128"),
+        (HOPPER, {"B_c": 32}, "B_c: 32 is not allowed; allowed: 64, 128, 192"),
+        (HOPPER, {"n_consumers": 4}, "n_consumers: 4 is not allowed; allowed: 1, 2, 3"),
+        (HOPPER, {"Q_stages": 5}, "Q_stages: 5 is not allowed; allowed: 1, 2, 3, 4"),
+        (HOPPER, {"dO_stages": 0}, "dO_stages: 0 is not allowed; allowed: 1, 2, 3, 4"),
+        (HOPPER, {"P_in_registers": "yes"}, "P_in_registers: 'yes' is not a truth value"),
+    ],
+)  # fmt: skip
+def test_values_that_no_kernel_has_are_refused_by_name(config, changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replace(config, **changes)
+
+
+# --- Shapes ------------------------------------------------------------------------------------------------------
+
+
+def test_the_shapes_of_an_ampere_config_by_hand():
+    """K and V of 128 keys, two stages of Q and one of dO, dS; 8 warps of 16 keys each, P in registers."""
+    shapes = AmpereBackwardShapes(AMPERE)
+    assert (shapes.threads, shapes.keys_per_warp, shapes.parts, shapes.weights_in_registers) == (256, 16, 1, True)
+    assert (shapes.key_bytes, shapes.query_bytes, shapes.weight_bytes) == (32_768, 16_384, 16_384)
+    assert (shapes.gradient_registers, shapes.score_registers, shapes.dQ_registers) == (64, 32, 32)
+    assert shapes.shared_bytes == 2 * 32_768 + 3 * 16_384 + 16_384 + 2 * 512
+
+
+def test_the_shapes_of_a_hopper_config_by_hand():
+    """K and V of two groups of 64 keys, two stages of Q and dO, two of dS; 9 pairs of barriers, 4 notes."""
+    shapes = HopperBackwardShapes(HOPPER)
+    assert (shapes.threads, shapes.key_groups, shapes.parts, shapes.dQ_column_parts) == (384, 2, 1, 2)
+    assert (shapes.key_group_bytes, shapes.query_bytes, shapes.weight_group_bytes) == (16_384, 16_384, 8_192)
+    assert shapes.operand_registers == 2 * 64 + 2 * 32
+    assert shapes.shared_bytes == 4 * 16_384 + 4 * 16_384 + 4 * 8_192 + 2 * 512 + 4 * 16 + 9 * 16
+
+
+REFUSED = {
+    "ampere: keys": ("ampere backward (BF16, 128, 64, 64, 3): stages_1_1", "warps: 3 warps do not share B_c = 64 keys"),
+    "ampere: too many warps for the keys": (
+        "ampere backward (BF16, 128, 64, 32, 16): stages_1_1",
+        "warps: 16 warps at B_c = 32 keys, B_r = 64 queries: 8 warps would share the same keys; allowed: 1, or 2",
+    ),
+    "ampere: rows of dQ": (
+        "ampere backward (BF16, 128, 48, 64, 4): stages_1_1",
+        "warps: 4 warps do not share B_r = 48 rows of dQ evenly",
+    ),
+    "ampere: columns of dK": (
+        "ampere backward (BF16, 96, 64, 64, 8): stages_1_1",
+        "columns: 2 warps share d_head = 96 columns of dK and dV; each needs a multiple of 32",
+    ),
+    "ampere: columns of dQ": (
+        "ampere backward (BF16, 32, 16, 128, 8): stages_1_1",
+        "columns: 8 warps share d_head = 32 columns of dQ; each needs a multiple of 16",
+    ),
+    "ampere: shared memory": (
+        "ampere backward (BF16, 256, 128, 128, 16): stages_2_2",
+        "shared memory: ampere backward (BF16, 256, 128, 128, 16): stages_2_2 needs 460800 bytes; a thread block has",
+    ),
+    "ampere: registers": (
+        "ampere backward (BF16, 256, 64, 64, 4): stages_1_1",
+        "registers: dK and dV of ampere backward (BF16, 256, 64, 64, 4): stages_1_1 take 256 registers of a thread, "
+        "S and dP or dQ 128 more; allowed: up to 288",
+    ),
+    "hopper: keys": (
+        "hopper backward (BF16, 128, 64, 128, 1): stages_2_2",
+        "warpgroups: 1 do not share B_c = 128 keys; each needs 64 of its own, or shares them with one other",
+    ),
+    "hopper: columns of dK": (
+        "hopper backward (BF16, 64, 64, 64, 2): stages_2_2",
+        "warpgroups: 2 share d_head = 64 columns of dK and dV; each needs a multiple of 64",
+    ),
+    "hopper: dQ": (
+        "hopper backward (BF16, 64, 64, 128, 2): stages_2_2",
+        "warpgroups: 2 do not share dQ's 64 rows and 64 columns; each needs 64 rows and a multiple of 64 columns",
+    ),
+    "hopper: P in registers": (
+        "hopper backward (BF16, 128, 64, 64, 2): stages_2_2+register_P",
+        "P in registers: two warpgroups share the same keys, each with half of the queries",
+    ),
+    "hopper: stages of Q": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_1_2+register_P",
+        "stages: Q_stages is 1; allowed: from 2",
+    ),
+    "hopper: stages of dO": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_2_1",
+        "stages: dO_stages is 1 and P_in_registers is off; allowed: from 2",
+    ),
+    "hopper: shared memory": (
+        "hopper backward (BF16, 256, 64, 64, 2): stages_3_3",
+        "shared memory: hopper backward (BF16, 256, 64, 64, 2): stages_3_3 needs",
+    ),
+    "hopper: registers": (
+        "hopper backward (BF16, 256, 64, 64, 1): stages_2_2",
+        "registers: sums of products of hopper backward (BF16, 256, 64, 64, 1): stages_2_2 take 384 registers of a "
+        "thread; allowed: up to 232",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED.values(), ids=list(REFUSED))
+def test_a_config_that_no_kernel_can_be_built_from_is_refused_by_its_rule(text, reason):
+    for refuse in (tile_shapes, compile_kernel):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            refuse(text)
+    assert rejection_reason(text).startswith(reason)
+
+
+@given(configs)
+def test_whatever_is_refused_is_refused_by_a_rule_and_the_rest_fits(config):
+    family = family_of(config)
+    try:
+        shapes = family.shapes(config)
+    except ValueError as error:
+        assert re.match(r"(warps|columns|warpgroups|P in registers|stages|shared memory|registers): \S", str(error))
+        assert rejection_reason(config) == str(error)
+    else:
+        assert shapes.shared_bytes <= architecture("sm_90").shared_bytes_per_block
+        assert shapes.threads <= 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"swizzled": False}, "swizzle: without it, reads of shared memory meet in the same banks"),
+        ({"d_head": 32, "n_warps": 2, "B_r": 32}, "warps: 64 keys of a warp leave too few registers"),
+    ],
+)
+def test_ampere_configs_that_cannot_be_fast_are_rejected(changes, reason):
+    config = replace(AMPERE, **changes)
+    assert tile_shapes(config).shared_bytes
+    assert rejection_reason(config) == reason
+
+
+# --- Defaults ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", families("backward"), ids=lambda family: family.name)
+def test_every_head_dimension_has_a_default_that_is_worth_timing(family):
+    for dtype in DType:
+        for d_head in family.d_heads:
+            config = family.default_config(occasion(dtype, d_head))
+            assert (config.dtype, config.d_head, config.ordered) == (dtype, d_head, False)
+            assert rejection_reason(config) is None
+
+
+@pytest.mark.parametrize("d_head", AMPERE_BACKWARD.d_heads)
+def test_the_ampere_default_fits_a_gpu_with_little_shared_memory(d_head):
+    small = GPUModel.of_architecture("small", "sm_89")
+    config = AMPERE_BACKWARD.default_config(occasion(DType.BF16, d_head, small))
+    assert tile_shapes(config).shared_bytes <= architecture("sm_89").shared_bytes_per_block
+
+
+def occasion(dtype: DType, d_head: int, gpu: GPUModel | None = None) -> Occasion:
+    return Occasion(dtype, d_head, False, LONG, LONG, gpu)

@@ -1,0 +1,167 @@
+"""The Hopper backward with one synchronisation broken: the simulated GPU names what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+pytest.importorskip("torch")
+from backward_cases import Problem, check_backward, check_packed_backward
+from mutations import (
+    ANNOUNCEMENT,
+    OVERWRITTEN,
+    SYNC,
+    UNFINISHED,
+    Mutation,
+    SourceMutation,
+    announcing,
+    expect_named,
+    expect_named_or_wrong,
+    no_release,
+    no_wait,
+)
+from ordering import expect_same_sums
+
+from flashwright.kernels.registry import parse_config
+from flashwright.problem.dtypes import DType
+
+CONFIG = parse_config("hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P")
+SHARED_P = replace(CONFIG, dO_stages=2, P_in_registers=False)
+TWO_GROUPS = replace(CONFIG, B_r=128, B_c=128, n_consumers=2)
+
+
+@cache
+def problem(rows: int, keys: int) -> Problem:
+    return Problem.random((1, 1, 1, rows, keys, 64), DType.FP16)
+
+
+def run_several_steps() -> None:
+    """More steps than stages, so that every barrier goes through several phases."""
+    check_backward(CONFIG, problem(256, 64))
+
+
+def run_shared_P() -> None:
+    check_backward(SHARED_P, problem(256, 64))
+
+
+def run_two_groups() -> None:
+    check_backward(TWO_GROUPS, problem(512, 128))
+
+
+def run_packed() -> None:
+    """Sequences that end within a block of rows and of keys; in the next ones there are infinity and NaN."""
+    check_packed_backward(CONFIG, [(40, 50), (40, 50)], spoilt=(1,), heads=(1, 1))
+
+
+def run_ordered() -> None:
+    expect_same_sums(replace(CONFIG, ordered=True))
+
+
+RUNS = (run_several_steps, run_shared_P, run_two_groups, run_packed, run_ordered)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_kernel_is_sound_before_it_is_mutated(run):
+    run()
+
+
+def wgmma_fence_before(product: str) -> Mutation:
+    return Mutation("wgmma_fence();", r"wgmma\.fence", {"wgmma"}, product)
+
+
+def no_group_of(product: str, run=None) -> Mutation:
+    return Mutation("wgmma_commit_group();", r"wgmma\.commit_group", UNFINISHED, product, run=run)
+
+
+def no_wgmma_wait(line: str, by_way_of: str = "", run=None) -> Mutation:
+    return Mutation(line, r"wgmma\.wait_group", UNFINISHED, by_way_of, run=run)
+
+
+def ordered(mutation: Mutation) -> Mutation:
+    return replace(mutation, run=run_ordered)
+
+
+WEIGHTS_BARRIER = Mutation("named_barrier_sync(barriers::consumers, consumer_threads);", SYNC, {"race"})
+MUTATIONS = {
+    "K is read before it has arrived": no_wait("shared.K(group).wait_until_full(0);", "async-copy"),
+    "V is read before it has arrived": no_wait("shared.V(group).wait_until_full(0);", "async-copy"),
+    "Q is read before it has arrived": no_wait("Q.wait_until_full(place.lap);", "async-copy"),
+    "dO is read before it has arrived": no_wait("dO.wait_until_full(place.lap);", "async-copy"),
+    "Q is overwritten while it is read": no_wait("slot.wait_until_empty(Q_place.lap);", *OVERWRITTEN),
+    "dO is overwritten while it is read": no_wait("slot.wait_until_empty(dO_place.lap);", *OVERWRITTEN),
+    "Q is never released": no_release("Q(step).release();"),
+    "dO is never released": no_release("dO(step).release();"),
+    "S is used before it is there": no_wgmma_wait("wgmma_wait_group<products_behind + 1>();"),
+    "dP is used before it is there": no_wgmma_wait("wgmma_wait_group<products_behind>();"),
+    "dK is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish_dK(step);"),
+    "dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<shape::P_in_registers ? 1 : 0>();"),
+    "dV is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish_weights("),
+    "dQ of the last step is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish(steps - 1);"),
+    "the products of S are no group": no_group_of("// @product S"),
+    "the products of dP are no group": no_group_of("// @product dP"),
+    "the products of dV are no group": no_group_of("// @product dV"),
+    "the products of dK are no group": no_group_of("start_dK("),
+    "the products of dQ are no group": no_group_of("start_dQ("),
+    "the products of dV with P in shared memory are no group": no_group_of("start_dV(", run_shared_P),
+    "no fence before S": wgmma_fence_before("// @product S"),
+    "no fence before dV": wgmma_fence_before("// @product dV"),
+    "dS is multiplied before all have written it": WEIGHTS_BARRIER,
+    "dS is multiplied before the other warpgroup has written it": replace(WEIGHTS_BARRIER, run=run_two_groups),
+    "no proxy fence after dS is written": Mutation("fence_async_proxy();", r"fence\.proxy", {"proxy-fence"}),
+    "more bytes are announced than come": Mutation(
+        ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(2**19)
+    ),
+    "fewer bytes are announced than come": Mutation(
+        ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(16)
+    ),
+    "the producer keeps its registers": Mutation(
+        "give_registers_back<shape::producer_registers>();", r"setmaxnreg", {"deadlock"}, run=run_two_groups
+    ),
+    "barriers are used before they are there": Mutation("__syncthreads();", SYNC, {"mbarrier", "race"}),
+    "barriers are not announced to the copy engine": Mutation(
+        "mbarrier_init_fence();", r"fence\.mbarrier_init", {"mbarrier-fence"}
+    ),
+    "no proxy fence after rows of others are cleared": Mutation(
+        "fence_async_proxy();", r"fence\.proxy", {"proxy-fence"}, "clear_", run=run_packed
+    ),
+    "nobody waits until rows of others are cleared": Mutation(
+        "named_barrier_sync(barriers::consumers, consumer_threads);", SYNC, {"race"}, "clear_", run=run_packed
+    ),
+    "consumers add before it is their turn": ordered(no_wait("shared.turn().wait_until_full(")),
+    "a turn is passed on before all have added": ordered(no_wait("slot.wait_until_empty(place.lap);")),
+    "consumers are not told of their turn": ordered(no_release("mbarrier_arrive(slot.full);")),
+    "consumers do not say that they have added": ordered(no_release("shared.turn().release();")),
+    "a turn is never passed on": ordered(Mutation("turn.pass();", r"st\.release", {"deadlock"})),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=list(MUTATIONS))
+def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
+    expect_named(mutation, run_several_steps, monkeypatch)
+
+
+# --- Broken source -----------------------------------------------------------------------------------------------
+
+SHARED, SUMS = "backward/hopper_shared.cuh", "backward/dq_sums.cuh"
+SOURCE_MUTATIONS = {
+    "dS has one stage": SourceMutation(
+        SHARED, {"(step % 2 * shape::key_groups + group)": "group"}, run_several_steps, {"race", "wgmma"}
+    ),
+    "P has one stage": SourceMutation(
+        SHARED,
+        {"shape::P_offset + weights(step, group)": "shape::P_offset + weights(0, group)"},
+        run_shared_P,
+        {"race", "wgmma"},
+    ),
+    "a step's note is overwritten before dQ is added": SourceMutation(
+        SHARED, {"step % (2 * cfg::Q_stages)": "step % cfg::Q_stages"}, run_several_steps, {"race"}
+    ),
+    "a turn is not waited for": SourceMutation(SUMS, {"load_acquire(counter) != own": "false"}, run_ordered),
+}
+
+
+@pytest.mark.parametrize("mutation", SOURCE_MUTATIONS.values(), ids=list(SOURCE_MUTATIONS))
+def test_broken_source_is_named_or_computes_something_else(mutation, monkeypatch):
+    expect_named_or_wrong(mutation, "flashwright.kernels.backward.hopper.source", monkeypatch)
