@@ -121,7 +121,8 @@ struct Segment {
         }
     }
 
-    // Waits until the copies of a unit have arrived: this warp's, or those of all warps that share its keys.
+    // Waits until the copies of a unit have arrived: this warp's, or those of all warps that share its keys. All of these
+    // have finished with the unit before.
     DEVICE void wait_for_copies() const {
         cp_async_wait_group<cfg::stages - 2>();
         if constexpr (cfg::row_warps == 1)
@@ -146,7 +147,7 @@ struct Segment {
 #pragma unroll 1
         for (int unit = first; unit < last; ++unit) {
             wait_for_copies();
-            // The stage of the step before is free: whoever read it has come past that step's end.
+            // The stage of the step before is free.
             start_copy(unit + cfg::stages - 1, stage == 0 ? cfg::stages - 1 : stage - 1);
             step(softmax, O, unit, stage);
             stage = stage + 1 == cfg::stages ? 0 : stage + 1;
@@ -170,7 +171,6 @@ struct Segment {
         round_to_operand<cfg::dtype>(P, S);
         SharedOperand<VFragments, cfg::keys_per_warp, Role::B_transposed> V(shared.V(stage, key_warp), lane);
         matmul<cfg::dtype, Place::registers, Place::shared, false, false>(P, V, O); // @product O
-        __syncwarp(); // before any lane copies into this stage
     }
 
     // As `Scores`, of packed rows and keys counted from the beginning of the cache.

@@ -1,0 +1,93 @@
+"""The Ampere decode with one synchronisation broken: the simulated GPU names what is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from decode_cases import decoded
+from mutations import WRONG, SourceMutation, expect_named_or_wrong
+
+OWN_KEYS = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled"
+SHARED_KEYS = "ampere decode (FP16, 64, 32, 16, 4): rows_2+stages_3+swizzled"
+
+
+def checked(config: str, **problem: object) -> None:
+    try:
+        decoded(config, **problem)
+    except AssertionError as error:
+        raise AssertionError(WRONG) from error
+
+
+def run_own_keys() -> None:
+    """Several steps, one segment."""
+    checked(OWN_KEYS, lengths=(200,), heads=(2, 1), multiprocessors=1)
+
+
+def run_shared_keys() -> None:
+    checked(SHARED_KEYS, lengths=(200,), heads=(20, 1), multiprocessors=1)
+
+
+def run_segments() -> None:
+    """Several items, of several segments each; the second launch finds what the first has left."""
+    checked(OWN_KEYS, lengths=(200, 90), heads=(2, 1), multiprocessors=3, launches=2)
+
+
+def run_items() -> None:
+    """A thread block has several whole items."""
+    checked(OWN_KEYS, lengths=(60, 50, 200), heads=(2, 1), multiprocessors=1)
+
+
+RUNS = (run_own_keys, run_shared_keys, run_segments, run_items)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_kernel_is_sound_before_it_is_mutated(run):
+    run()
+
+
+KERNEL, ITEMS = "decode/ampere.cuh", "decode/items.cuh"
+RACE, COPY = {"race"}, {"async-copy"}
+UNWRITTEN = {"uninitialised-shared"}
+
+MUTATIONS = {
+    "keys are read before they have arrived": SourceMutation(
+        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        if constexpr": "if constexpr"}, run_own_keys, COPY
+    ),
+    "what other lanes copied is read before it has arrived": SourceMutation(
+        KERNEL, {"            __syncwarp();\n        else": "            ;\n        else"}, run_own_keys, COPY | RACE
+    ),
+    "what other warps copied is read before it has arrived": SourceMutation(
+        KERNEL, {"        else\n            __syncthreads();\n": ""}, run_shared_keys, COPY | RACE
+    ),
+    "Q is read before all have copied it": SourceMutation(
+        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        __syncthreads();": ";"}, run_own_keys, COPY | RACE
+    ),
+    "results are written over stages that are read": SourceMutation(
+        KERNEL, {"__syncthreads();          // nobody reads stages any more": ""}, run_shared_keys, COPY | RACE
+    ),
+    "results are combined before all are there": SourceMutation(
+        KERNEL, {"__syncthreads(); // all warps' results are there": ""}, run_own_keys, RACE | UNWRITTEN
+    ),
+    "the next segment begins while the last is read": SourceMutation(
+        KERNEL, {"__syncthreads(); // the segment before is not read any more": ""}, run_items, COPY | RACE
+    ),
+    "sums of warps are read before they are there": SourceMutation(
+        ITEMS, {"__syncthreads(); // the warps' sums are there": ""}, run_segments, RACE | UNWRITTEN
+    ),
+    "a start is read before it is found": SourceMutation(
+        ITEMS, {"__syncthreads(); // the one thread that found it has written it": ""}, run_segments, RACE | UNWRITTEN
+    ),
+    "whoever is last does not know it yet": SourceMutation(
+        KERNEL, {"__syncthreads(); // one thread knows whether it is the last": ""}, run_segments, RACE | UNWRITTEN
+    ),
+    "counters are left as they are": SourceMutation(
+        KERNEL, {"*arrivals = 0; // for the next launch": ";"}, run_segments
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=list(MUTATIONS))
+def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
+    expect_named_or_wrong(mutation, "flashwright.kernels.decode.ampere.source", monkeypatch)
