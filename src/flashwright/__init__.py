@@ -35,6 +35,7 @@ from flashwright.runtime.compiling import compile_kernel, compile_many
 from flashwright.runtime.devices import GPUError
 from flashwright.runtime.forward import run_forward
 from flashwright.runtime.simulated import simulate_forward
+from flashwright.simulation import simulate_kernel
 from flashwright.version import __version__
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "should_autotune_config",
     "simulate_forward",
+    "simulate_kernel",
     "tile_shapes",
     "warm_up",
 ]

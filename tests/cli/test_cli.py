@@ -104,7 +104,7 @@ def test_bad_input_is_one_message_and_exit_code_1(arguments, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--kernel", "other"), "it has ['scale']"),
+        (("--kernel", "other"), "there is no 'other'; there is: scale"),
         (("--grid", "0"), "--grid"),
         (("--arg", "f33:1"), "f33:1"),
         (("--arg", "random:f32:64"), "argument"),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flashwright.cli.bench import bench
+from flashwright.cli.check import check
 from flashwright.cli.compare import compare
 from flashwright.cli.doctor import doctor
 from flashwright.cli.explain import explain
@@ -22,7 +23,7 @@ from flashwright.simulator.errors import SimulationError
 from flashwright.simulator.ptx.lexer import PtxSyntaxError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-COMMANDS = (bench, compare, doctor, explain, ladder, simulate, warm_up)
+COMMANDS = (bench, check, compare, doctor, explain, ladder, simulate, warm_up)
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(tune_app, name="tune")

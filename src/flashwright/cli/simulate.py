@@ -1,75 +1,134 @@
-"""`flashwright simulate`: a config on random inputs, or any PTX file with arguments written as text."""
+"""`flashwright simulate`: a config on random inputs, or any CUDA or PTX file with arguments written as text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import ml_dtypes
 import numpy as np
 import typer
 
+from flashwright.cli.attention_options import (
+    CausalOption,
+    KeysOption,
+    KvHeadsOption,
+    SoftcapOption,
+    WindowOption,
+    attention_options,
+)
+from flashwright.cli.kernel_options import (
+    LAUNCH_PANEL,
+    ArgOption,
+    BlockOption,
+    CompilerOption,
+    DefineOption,
+    GridOption,
+    HazardsOption,
+    IncludeOption,
+    KernelOption,
+    SeedOption,
+    SetOption,
+    SharedBytesOption,
+    StepLimitOption,
+    given_options,
+    hazard_checks,
+    launch_arguments,
+)
 from flashwright.cli.output import JsonOption, print_json
+from flashwright.cli.progress import simulating
 from flashwright.kernels.family import OLDEST, KernelConfig
-from flashwright.kernels.registry import parse_config, tile_shapes
+from flashwright.kernels.registry import family_of, parse_config, tile_shapes
+from flashwright.problem.lengths import MAX_LENGTH
+from flashwright.problem.options import AttentionOptions
 from flashwright.problem.reference import random_inputs, reference_forward, relative_error
 from flashwright.runtime.simulated import simulate_forward
-from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.simulation import KernelSimulation, simulate_kernel
+from flashwright.simulation.source import CUDA_SUFFIXES, PTX_SUFFIX
+from flashwright.simulator.findings import HazardChecks
 from flashwright.simulator.run import Run
 
-ARGUMENT_TYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(dtype)
-    for name, dtype in {
-        "i8": np.int8,
-        "u8": np.uint8,
-        "i16": np.int16,
-        "u16": np.uint16,
-        "i32": np.int32,
-        "u32": np.uint32,
-        "i64": np.int64,
-        "u64": np.uint64,
-        "f16": np.float16,
-        "bf16": ml_dtypes.bfloat16,
-        "f32": np.float32,
-        "f64": np.float64,
-    }.items()
-}
+# Parameters that say something about one kind of target only.
+_OF_CUDA = {"include", "define", "nvrtc"}
+_OF_KERNELS = {"kernel", "grid", "block", "shared_bytes", "arg", "set_", "seed", "save", *_OF_CUDA}
+_OF_CONFIGS = {"rows", "keys", "heads", "kv_heads", "causal", "window", "softcap"}
 
 
 def simulate(
-    target: Annotated[str, typer.Argument(help="A PTX file, or a config's short form.", metavar="FILE.ptx|CONFIG")],
-    kernel: Annotated[str | None, typer.Option(help="PTX: the kernel to launch, if there are several.")] = None,
-    grid: Annotated[str, typer.Option(help="PTX: thread blocks, as X or X,Y,Z.")] = "1",
-    block: Annotated[str, typer.Option(help="PTX: threads per block, as X or X,Y,Z.")] = "32",
-    shared_bytes: Annotated[int, typer.Option(help="PTX: dynamic shared memory.")] = 0,
-    arg: Annotated[
+    ctx: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(help="A CUDA or PTX file, or a config's short form.", metavar="FILE.cu|FILE.ptx|CONFIG"),
+    ],
+    kernel: KernelOption = None,
+    grid: GridOption = "1",
+    block: BlockOption = "32",
+    shared_bytes: SharedBytesOption = 0,
+    arg: ArgOption = None,
+    set_: SetOption = None,
+    seed: SeedOption = 0,
+    save: Annotated[
         list[str] | None,
         typer.Option(
-            help="PTX: an argument, in order: TYPE:VALUE for a number (i32:7, f32:0.5), or zeros:TYPE:SIZE or "
-            "random:TYPE:SIZE for a pointer to new memory (random:f32:1024)."
+            metavar="N=FILE.npy",
+            help="Write what the kernel left in argument N (from 0) to a file.",
+            rich_help_panel=LAUNCH_PANEL,
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(help="CONFIG: rows of q, k and v.")] = 256,
-    heads: Annotated[int, typer.Option(help="CONFIG: heads.")] = 2,
+    include: IncludeOption = None,
+    define: DefineOption = None,
+    nvrtc: CompilerOption = None,
+    rows: Annotated[int, typer.Option(help="CONFIG: rows of q, and of k and v unless --keys says otherwise.")] = 256,
+    keys: KeysOption = None,
+    heads: Annotated[int, typer.Option(help="CONFIG: heads of q.")] = 2,
+    kv_heads: KvHeadsOption = None,
+    causal: CausalOption = False,
+    window: WindowOption = None,
+    softcap: SoftcapOption = 0.0,
     arch: Annotated[
         str | None,
-        typer.Option(help="The simulated architecture.", show_default="the oldest of the config's family; PTX: sm_80"),
+        typer.Option(
+            help="The simulated architecture.",
+            show_default="the oldest of the config's family; of PTX its target; of CUDA sm_80",
+        ),
     ] = None,
-    hazards: Annotated[bool, typer.Option(help="Check for races, missing waits and uninitialised reads.")] = True,
+    hazards: HazardsOption = "stop",
+    no_hazards: Annotated[bool, typer.Option("--no-hazards", help="The same as --hazards ignore.")] = False,
+    step_limit: StepLimitOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a kernel on the simulated GPU and print what it did."""
-    if target.endswith(".ptx"):
-        text = Path(target).read_text("utf-8")
-        result = simulate_ptx(
-            text, kernel, grid, block, shared_bytes, arg or [], arch=arch or "sm_80", check_hazards=hazards
-        )
+    """Run a kernel on the simulated GPU and print what it did.
+
+    FILE.cu is compiled by NVRTC, and its counters stand beside its lines. CONFIG runs on random q, k and v, and is
+    compared with float64.
+    """
+    _refuse_options_of_other_targets(ctx, target)
+    checks = hazard_checks("ignore" if no_hazards else hazards)
+    result: SimulatedConfig | SimulatedFile
+    if target.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
+        launch = launch_arguments(
+            kernel=kernel, grid=grid, block=block, shared_bytes=shared_bytes, arg=arg, set_=set_, seed=seed,
+            include=include, define=define, nvrtc=nvrtc, arch=arch, step_limit=step_limit,
+        )  # fmt: skip
+        places = _places(save or [], len(launch["args"]))
+        with simulating() as progress:
+            simulation = simulate_kernel(Path(target), **launch, check_hazards=checks, progress=progress)
+        for index, path in places.items():
+            np.save(path, simulation.args[index])
+        result = SimulatedFile(simulation, places)
     else:
+        for name, value in (("rows", rows), ("heads", heads)):
+            if not 1 <= value <= MAX_LENGTH:
+                raise ValueError(f"--{name}: {value} {name} are not allowed; allowed: 1 to {MAX_LENGTH}")
         config = parse_config(target)
         tile_shapes(config)
-        result = simulate_config(config, rows=rows, heads=heads, arch=arch or OLDEST, check_hazards=hazards)
+        options = attention_options(causal, window, softcap)
+        with simulating() as progress:
+            result = simulate_config(
+                config, rows=rows, keys=keys, heads=heads, kv_heads=kv_heads, options=options, arch=arch or OLDEST,
+                check_hazards=checks, progress=progress, **({} if step_limit is None else {"step_limit": step_limit}),
+            )  # fmt: skip
     if as_json:
         print_json(result.to_dict())
     else:
@@ -77,78 +136,86 @@ def simulate(
 
 
 @dataclass(frozen=True)
-class SimulationResult:
-    """A run, and a line on what it computed."""
+class SimulatedFile:
+    """A user's kernel, and where its outputs were saved."""
 
-    run: Run
-    facts: dict[str, Any]
+    simulation: KernelSimulation
+    saved: Mapping[int, Path]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.facts, **self.run.to_dict()}
+        return {**self.simulation.run.to_dict(), "saved": {str(n): str(path) for n, path in self.saved.items()}}
 
     def report(self) -> str:
-        lines = [f"{name.replace('_', ' ')}: {value}" for name, value in self.facts.items()]
-        return "\n".join([*lines, self.run.report()])
+        saved = [f"argument {index} was saved to {path}" for index, path in self.saved.items()]
+        return "\n".join([self.simulation.report(), *saved])
 
 
-def simulate_config(config: KernelConfig, *, rows: int, heads: int, arch: str, check_hazards: bool) -> SimulationResult:
-    """A config's kernel on random inputs, checked against the float64 reference."""
-    inputs = random_inputs(config, heads=heads, rows=rows)
-    simulation = simulate_forward(config, *inputs, arch=arch, check_hazards=check_hazards)
-    error = relative_error(simulation.output, reference_forward(*inputs)[0])
-    return SimulationResult(simulation.run, {"config": config.short_form(), "relative_error": error})
+@dataclass(frozen=True)
+class SimulatedConfig:
+    """A config's kernel, and how far its result is from float64."""
+
+    config: str
+    relative_error: float
+    run: Run
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"config": self.config, "relative_error": self.relative_error, **self.run.to_dict()}
+
+    def report(self) -> str:
+        return f"config: {self.config}\nrelative error: {self.relative_error:.3g}\n{self.run.report()}"
 
 
-def simulate_ptx(
-    ptx: str,
-    kernel: str | None,
-    grid: str,
-    block: str,
-    shared_bytes: int,
-    arguments: Sequence[str],
+def simulate_config(
+    config: KernelConfig,
     *,
+    rows: int,
+    keys: int | None,
+    heads: int,
+    kv_heads: int | None,
+    options: AttentionOptions,
     arch: str,
-    check_hazards: bool,
-) -> SimulationResult:
-    """A kernel of a PTX text, launched with arguments such as `random:f32:1024` or `i32:7`."""
-    gpu = SimulatedGPU(arch)
-    module = gpu.load(ptx)
-    if kernel is None:
-        if len(module.kernels) != 1:
-            raise ValueError(f"--kernel: the file has {len(module.kernels)} kernels; choose one of {module.kernels}")
-        kernel = module.kernels[0]
-    elif kernel not in module.kernels:
-        raise ValueError(f"--kernel: {kernel!r} is not in the file; it has {module.kernels}")
-    run = module.launch(
-        kernel,
-        grid=_dimensions("--grid", grid),
-        block=_dimensions("--block", block),
-        shared_bytes=shared_bytes,
-        args=[_argument(gpu, text) for text in arguments],
-        check_hazards=check_hazards,
+    check_hazards: HazardChecks,
+    progress: Callable[[int, int], None] | None = None,
+    **launch_options: Any,
+) -> SimulatedConfig:
+    """A config's kernel on random inputs, checked against the float64 reference."""
+    operation = family_of(config).operation.name
+    if operation != "forward":
+        raise ValueError(f"simulate runs configs of the forward pass; {config} is of the {operation}")
+    if kv_heads is not None and heads % kv_heads:
+        raise ValueError(f"--kv-heads: {kv_heads} heads of k and v do not divide {heads} heads of q")
+    inputs = random_inputs(config, heads=heads, rows=rows, kv_heads=kv_heads, keys=keys)
+    simulation = simulate_forward(
+        config, *inputs, options=options, arch=arch, check_hazards=check_hazards, progress=progress, **launch_options
     )
-    return SimulationResult(run, {"kernel": kernel})
+    expected, _ = reference_forward(*inputs, window=options.window, softcap=options.softcap)
+    return SimulatedConfig(config.short_form(), relative_error(simulation.output, expected), simulation.run)
 
 
-def _dimensions(option: str, text: str) -> tuple[int, int, int]:
-    parts = text.split(",")
-    if not 1 <= len(parts) <= 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"{option}: {text!r} is not a size; expected X, X,Y or X,Y,Z with positive integers")
-    x, y, z = [*map(int, parts), 1, 1][:3]
-    return x, y, z
+def _refuse_options_of_other_targets(ctx: typer.Context, target: str) -> None:
+    """An option that would be ignored is an error."""
+    if target.endswith(CUDA_SUFFIXES):
+        kind, foreign = "a CUDA file", _OF_CONFIGS
+    elif target.endswith(PTX_SUFFIX):
+        kind, foreign = "a PTX file", _OF_CONFIGS | _OF_CUDA
+    else:
+        kind, foreign = "a config", _OF_KERNELS
+    given = [option for name, option in given_options(ctx).items() if name in foreign]
+    if given:
+        raise ValueError(f"{', '.join(given)}: not for {kind}; `flashwright simulate --help` says what each is for")
 
 
-def _argument(gpu: SimulatedGPU, text: str) -> Any:
-    match text.split(":"):
-        case [("zeros" | "random") as fill, type_name, size] if type_name in ARGUMENT_TYPES and size.isdigit():
-            values = np.zeros(int(size)) if fill == "zeros" else np.random.default_rng(0).standard_normal(int(size))
-            return gpu.to_device(values.astype(ARGUMENT_TYPES[type_name]))
-        case [type_name, value] if type_name in ARGUMENT_TYPES:
-            try:
-                return ARGUMENT_TYPES[type_name].type(value)
-            except (ValueError, OverflowError) as error:
-                raise ValueError(f"--arg: {text!r}: {error}") from error
-    raise ValueError(
-        f"--arg: {text!r} is not an argument; expected TYPE:VALUE, zeros:TYPE:SIZE or random:TYPE:SIZE "
-        f"with TYPE one of {', '.join(ARGUMENT_TYPES)}"
-    )
+def _places(texts: Sequence[str], arguments: int) -> dict[int, Path]:
+    """Argument number → file; ValueError for what cannot be saved there, before the work."""
+    places = {}
+    for text in texts:
+        number, _, name = text.partition("=")
+        path = Path(name)
+        if not number.isdigit() or path.suffix != ".npy":
+            raise ValueError(f"--save: {text!r} is not allowed; expected N=FILE.npy")
+        if int(number) >= arguments:
+            raise ValueError(f"--save: there is no argument {number}; arguments are numbered from 0 to {arguments - 1}")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"--save: there is no directory {path.parent} to write {path.name} to")
+        places[int(number)] = path
+    return places

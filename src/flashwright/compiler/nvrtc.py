@@ -18,7 +18,8 @@ from flashwright.compiler.shared_work import SharedWork
 from flashwright.hardware.architectures import parse_arch
 from flashwright.kernels.source import KernelSource
 
-COMPILE_OPTIONS = ("--std=c++20", "--generate-line-info", "--ptxas-options=-v")
+PTX_OPTIONS = ("--std=c++20", "--generate-line-info")
+COMPILE_OPTIONS = (*PTX_OPTIONS, "--ptxas-options=-v")
 
 
 class CompileError(RuntimeError):
@@ -70,6 +71,32 @@ def compile_source(source: KernelSource, arch: str, *, cache: ProgramCache | Non
         ptx=stored.outputs["ptx"].decode(),
         from_cache=from_cache,
     )
+
+
+@dataclass(frozen=True)
+class PtxProgram:
+    """PTX of one source, without machine code."""
+
+    ptx: str = field(repr=False)
+    name: str | None
+    """The symbol of the kernel that the source names; None if it names none."""
+
+
+def compile_ptx(source: KernelSource, arch: str) -> PtxProgram:
+    """Any CUDA source to PTX, with its lines, for an architecture. Nothing is cached: headers may come from disk."""
+    virtual = _checked_arch(arch).replace("sm_", "compute_")
+    nvrtc = _nvrtc()
+    expression = source.name_expression.encode()
+    with _program(source) as program:
+        if expression:
+            _checked(nvrtc.nvrtcAddNameExpression(program, expression))
+        options = (f"--gpu-architecture={virtual}", *PTX_OPTIONS, *source.options)
+        log, failure = _compile_program(program, options)
+        if failure:
+            raise CompileError(source.file_name, arch, log if log.strip() else failure)
+        name = _checked(nvrtc.nvrtcGetLoweredName(program, expression)).decode() if expression else None
+        ptx = _without_working_directory(_text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program))
+    return PtxProgram(ptx, name)
 
 
 def _compile(

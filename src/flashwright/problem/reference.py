@@ -61,12 +61,26 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def random_inputs(
-    config: Elements, *, batch: int = 1, heads: int = 2, rows: int = 256, seed: int = 0
+    config: Elements,
+    *,
+    batch: int = 1,
+    heads: int = 2,
+    rows: int = 256,
+    kv_heads: int | None = None,
+    keys: int | None = None,
+    seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Standard normal q, k and v of a config's dtype and head dimension, laid out (batch, rows, heads, d_head)."""
+    """Standard normal q, k and v of a config's dtype and head dimension, laid out (batch, rows, heads, d_head).
+
+    k and v have as many heads and rows as q, unless `kv_heads` and `keys` are given.
+    """
     generator = np.random.default_rng(seed)
-    shape = (batch, rows, heads, config.d_head)
+    of_q = (rows, heads)
+    of_kv = (rows if keys is None else keys, heads if kv_heads is None else kv_heads)
     q, k, v = (
-        generator.standard_normal(shape).astype(NUMPY_DTYPES[config.dtype]).transpose(0, 2, 1, 3) for _ in range(3)
+        generator.standard_normal((batch, *sizes, config.d_head))
+        .astype(NUMPY_DTYPES[config.dtype])
+        .transpose(0, 2, 1, 3)
+        for sizes in (of_q, of_kv, of_kv)
     )
     return q, k, v

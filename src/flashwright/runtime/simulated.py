@@ -122,7 +122,7 @@ def simulate_backward(
     starts: tuple[np.ndarray, np.ndarray] | None = None,
     max_lengths: tuple[int, int] = (0, 0),
     arch: str = OLDEST,
-    check_hazards: bool = True,
+    check_hazards: HazardChecks = True,
     **launch_options: Any,
 ) -> BackwardSimulation:
     """The gradients of q, k and v, from that of the output, and from the forward's output and log-sum-exp."""

@@ -35,6 +35,11 @@ class Finding:
     def kind(self) -> ErrorKind:
         return self.error.kind
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What two findings at the same place have in common."""
+        return _place_of(self.error)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         return {**self.error.to_dict(), "count": self.count}
@@ -42,6 +47,11 @@ class Finding:
     def __str__(self) -> str:
         times = "once" if self.count == 1 else f"{self.count:,} times"
         return f"{self.error}\n  occurred: {times}"
+
+
+def _place_of(error: SimulationError) -> tuple[Any, ...]:
+    other = error.other and (error.other.ptx_line, error.other.source_line)
+    return (error.kind, error.kernel, error.ptx_line, error.source_location, other)
 
 
 class HazardPolicy:
@@ -65,7 +75,7 @@ class HazardPolicy:
 
     def collect(self, error: SimulationError, count: int) -> None:
         """Count an occurrence; of those at one place the first is kept."""
-        place = (error.kind, error.detail, error.ptx_line, error.source_location, error.other and error.other.ptx_line)
+        place = _place_of(error)
         first, before = self._found.get(place, (error, 0))
         self._found[place] = (first, before + count)
 

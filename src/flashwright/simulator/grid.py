@@ -6,6 +6,8 @@ aside while the next one runs, and goes on when others have done something.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .architecture import WARP_SIZE
 from .errors import SimulationError
 from .trace import WarpTrace
@@ -15,11 +17,22 @@ from .wave import Launch, Wave
 _MAX_RESIDENT_THREADS = 256 * 2048
 
 
-def run_blocks(launch: Launch, blocks: int, per_wave: int, trace_warp: tuple[int, int] | None) -> WarpTrace | None:
-    """Execute all blocks, ``per_wave`` of them together; the trace of warp ``trace_warp`` (block, warp)."""
+def run_blocks(
+    launch: Launch,
+    blocks: int,
+    per_wave: int,
+    trace_warp: tuple[int, int] | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> WarpTrace | None:
+    """Execute all blocks, ``per_wave`` of them together; the trace of warp ``trace_warp`` (block, warp).
+
+    ``progress`` is called with the blocks started before a wave, and with all blocks.
+    """
     waiting: list[Wave] = []
     traces = []
     for first in range(0, blocks, per_wave):
+        if progress is not None:
+            progress(first, blocks)
         count = min(per_wave, blocks - first)
         traced = None
         if trace_warp is not None and first <= trace_warp[0] < first + count:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
@@ -129,6 +129,7 @@ class Module:
         spurious_waits: bool = False,
         stdout: TextIO | None = None,
         cluster: Sequence[int] | int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Run:
         """Execute a kernel to its end; returns its counters.
 
@@ -144,6 +145,7 @@ class Module:
         complete" whatever the phase, as hardware may: code that takes the answer for granted is found. What the kernel
         prints goes to ``stdout`` (default: the process's).
         ``cluster`` is the number of thread blocks in a cluster (default: what the kernel was compiled for, or 1).
+        ``progress`` is called, wave after wave, with the thread blocks that were started before and those of the grid.
         """
         program = self.program(kernel)
         grid3, block3 = _dim3("grid", grid), _dim3("block", block)
@@ -178,7 +180,7 @@ class Module:
             trace_warp = _number_of_block(trace_warp[0], grid3, cluster3), trace_warp[1]
         try:
             with np.errstate(all="ignore"):
-                trace = run_blocks(launch, blocks, per_wave, trace_warp)
+                trace = run_blocks(launch, blocks, per_wave, trace_warp, progress)
         except SimulationError as error:
             error.findings = policy.findings
             raise

@@ -13,6 +13,8 @@ from .program import BoundInstruction, Program
 from .ptx.syntax import SourceLocation
 from .trace import TraceEntry, WarpTrace
 
+_SHOWN_COLUMNS = 80  # of a source line
+
 
 @dataclass
 class LaunchCounters(InstructionCounts):
@@ -154,6 +156,35 @@ class Run:
             sections += [str(finding) for finding in self.findings]
         return "\n\n".join(sections)
 
+    def annotated(self, file: str, text: str) -> str:
+        """A table of the executed lines of a source file, with their counters and their text.
+
+        ``file`` is its name as in the line information; functions of other files are charged to the line that calls
+        them.
+        """
+        lines: dict[int, InstructionCounts] = {}
+        for item, counts in zip(self._code, self._counts, strict=True):
+            place = item.source
+            while place is not None and place.file != file:
+                place = place.inlined_at
+            if place is not None:
+                lines.setdefault(place.line, InstructionCounts()).add(counts)
+        written = text.splitlines()
+        rows = [
+            (
+                str(line),
+                _number(counts.executed),
+                _number(counts.shared_wavefronts),
+                _number(counts.bank_conflicts),
+                _number(counts.global_sectors),
+                _number(counts.global_sectors_ideal),
+                f" {written[line - 1].strip()[:_SHOWN_COLUMNS]}" if line <= len(written) else "",
+            )
+            for line, counts in sorted(lines.items())
+        ]
+        header = ("line", "executed", "wavefronts", "conflicts", "sectors", "ideal sectors", f" {file}")
+        return _table(header, rows, left=(0, 6))
+
     def __repr__(self) -> str:
         return f"<Run of {self.kernel}: {self.counters.executed} warp instructions>"
 
@@ -174,23 +205,24 @@ def _totals_of(totals: LaunchCounters) -> Iterable[tuple[str, int]]:
             yield "bank_conflicts", totals.bank_conflicts
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number and its noun: "1 hazard", "2 hazards"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _number(value: int) -> str:
     return f"{value:,}"
 
 
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> str:
+    """Columns side by side, numbers to the right; ``left``: the columns that hold text."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
     def line(row: tuple[str, ...]) -> str:
-        first, *rest = (
-            cell.ljust(width) if column == 0 else cell.rjust(width)
+        cells = (
+            cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        return "  ".join([first, *rest]).rstrip()
+        return "  ".join(cells).rstrip()
 
     return "\n".join([line(header), line(tuple("-" * width for width in widths)), *(line(row) for row in rows)])

@@ -1,0 +1,128 @@
+"""`flashwright check`: kernels of a user's own, for continuous integration: an exit code, and a report."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from flashwright.cli.kernel_options import (
+    ArgOption,
+    BlockOption,
+    CompilerOption,
+    DefineOption,
+    GridOption,
+    HazardsOption,
+    IncludeOption,
+    KernelOption,
+    SeedOption,
+    SetOption,
+    SharedBytesOption,
+    StepLimitOption,
+    given_options,
+    hazard_checks,
+    launch_arguments,
+)
+from flashwright.cli.progress import simulating
+from flashwright.compiler.nvrtc import CompileError, CompilerMissing
+from flashwright.simulation.source import CUDA_SUFFIXES, PTX_SUFFIX
+from flashwright.simulator.errors import SimulationError
+from flashwright.workbench.check.launches import CheckReport, check_launch
+from flashwright.workbench.check.sarif import sarif_report
+from flashwright.workbench.check.text import text_report
+
+FOUND, NOT_CHECKED = 1, 2
+"""Exit codes: something was found; the kernel could not be run."""
+_OF_THE_REPORT = {"target", "report_format", "output"}
+_DIRECTIVE = re.compile(r"^\s*//\s*flashwright check:(.*)$", re.MULTILINE)
+
+
+class ReportFormat(str, Enum):
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+
+
+def check(
+    ctx: typer.Context,
+    target: Annotated[str, typer.Argument(help="A CUDA or PTX file.", metavar="FILE.cu|FILE.ptx")],
+    kernel: KernelOption = None,
+    grid: GridOption = "1",
+    block: BlockOption = "32",
+    shared_bytes: SharedBytesOption = 0,
+    arg: ArgOption = None,
+    set_: SetOption = None,
+    seed: SeedOption = 0,
+    include: IncludeOption = None,
+    define: DefineOption = None,
+    nvrtc: CompilerOption = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(help="The simulated architecture.", show_default="of PTX its target; of CUDA sm_80"),
+    ] = None,
+    hazards: HazardsOption = "collect",
+    step_limit: StepLimitOption = None,
+    report_format: Annotated[ReportFormat, typer.Option("--format", help="Form of the report.")] = ReportFormat.text,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
+) -> None:
+    """Run kernels on the simulated GPU and report every fault: races, missing waits, bounds, uninitialised reads.
+
+    The exit code is 0 if nothing was found, 1 if something was, 2 if a kernel could not be run. Without options of the
+    launch, every comment `// flashwright check: --grid 4 --block 128 --arg …` of the file is one launch.
+    """
+    try:
+        if not target.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
+            raise ValueError(f"{target}: expected a file that ends in {', '.join((*CUDA_SUFFIXES, PTX_SUFFIX))}")
+        if output is not None and not output.absolute().parent.is_dir():
+            raise ValueError(f"--output: there is no directory {output.parent} to write {output.name} to")
+        report = CheckReport(target, [_checked(target, options) for options in _launches(ctx, target)])
+    except (ValueError, OSError, CompileError, CompilerMissing, SimulationError) as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(NOT_CHECKED) from error
+    text = _formatted(report, report_format)
+    if output is None:
+        print(text)
+    else:
+        output.write_text(text + "\n", "utf-8")
+    if report.findings:
+        raise typer.Exit(FOUND)
+
+
+def _launches(ctx: typer.Context, target: str) -> list[dict[str, Any]]:
+    """The options of each launch: those of the command line, or those that the file has in comments."""
+    lines = _DIRECTIVE.findall(Path(target).read_text("utf-8", "replace"))
+    if not lines or given_options(ctx).keys() - _OF_THE_REPORT:
+        return [ctx.params]
+    launches = []
+    for line in lines:
+        try:
+            launches.append(ctx.command.make_context("check", [target, *shlex.split(line)]).params)
+        except Exception as error:  # whatever the parser of the command line says of it
+            message = getattr(error, "format_message", lambda error=error: str(error))()
+            raise ValueError(f"{target}: // flashwright check:{line}: {message}") from error
+    return launches
+
+
+def _checked(target: str, options: dict[str, Any]) -> Any:
+    known = {name: value for name, value in options.items() if name not in _OF_THE_REPORT and name != "hazards"}
+    with simulating() as progress:
+        return check_launch(
+            Path(target),
+            check_hazards=hazard_checks(options["hazards"], default="collect"),
+            progress=progress,
+            **launch_arguments(**known),
+        )
+
+
+def _formatted(report: CheckReport, form: ReportFormat) -> str:
+    if form is ReportFormat.text:
+        return text_report(report)
+    document = report.to_dict() if form is ReportFormat.json else sarif_report(report)
+    return json.dumps(document, indent=2, ensure_ascii=False)

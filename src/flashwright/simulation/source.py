@@ -1,0 +1,109 @@
+"""A user's kernels as they are given, CUDA C++ or PTX, text or file; and the PTX that the simulator gets."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashwright.compiler.nvrtc import compile_ptx
+from flashwright.compiler.toolkit import toolkit_include_directories
+from flashwright.hardware.architectures import ARCHITECTURES
+from flashwright.kernels.source import KernelSource
+from flashwright.simulator.ptx.source import read_ptx
+
+Source = str | bytes | os.PathLike[str]
+CUDA_SUFFIXES = (".cu", ".cuh")
+PTX_SUFFIX = ".ptx"
+DEFAULT_ARCH = "sm_80"
+
+
+@dataclass(frozen=True)
+class UserModule:
+    """The PTX of a user's kernels, where it came from, and the architecture it is simulated on."""
+
+    ptx: str
+    arch: str
+    name: str
+    cuda: str | None
+    """The CUDA source; None of PTX."""
+    kernel: str | None
+    """The symbol of the kernel that was requested as a C++ expression."""
+
+
+def user_module(
+    source: Source,
+    *,
+    arch: str | None = None,
+    kernel: str | None = None,
+    include: Sequence[str | os.PathLike[str]] = (),
+    options: Sequence[str] = (),
+) -> UserModule:
+    """The PTX of a source. CUDA C++ is compiled by NVRTC, for ``arch``, with the toolkit's headers where there are any.
+
+    ``kernel`` may be a C++ expression (`scale<float, 4>`), which instantiates a template.
+    """
+    path = _path_of(source)
+    name = "kernel.cu" if path is None else str(path)
+    content = source if path is None else path.read_bytes()
+    assert isinstance(content, (str, bytes))
+    if not is_cuda(source):
+        if include or options:
+            raise ValueError("include directories and compiler options are for CUDA sources; this is PTX")
+        ptx = read_ptx(content if path is None else path)
+        return UserModule(ptx, arch or _target_of(ptx), name, None, None)
+    arch = arch or DEFAULT_ARCH
+    cuda = _decoded(content, name)
+    directories = [Path(directory) for directory in include]
+    for directory in directories:
+        if not directory.is_dir():
+            raise ValueError(f"include: there is no directory {directory}")
+    searched = [*([] if path is None else [path.parent]), *directories, *toolkit_include_directories()]
+    expression = kernel if kernel and re.search(r"[<(:]", kernel) else ""
+    program = compile_ptx(
+        KernelSource(
+            cuda, (), expression, name, (*(f"--include-path={directory}" for directory in searched), *options)
+        ),
+        arch,
+    )
+    return UserModule(program.ptx, arch, name, cuda, program.name)
+
+
+def _decoded(content: str | bytes, name: str) -> str:
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not CUDA source: byte {error.start:,} is not UTF-8") from None
+    if not text.strip():
+        raise ValueError(f"{name} is empty")
+    return text
+
+
+def is_cuda(source: Source) -> bool:
+    """Whether a source is CUDA C++: a file of that kind, or text that does not begin as PTX does."""
+    path = _path_of(source)
+    if path is not None:
+        return path.suffix in CUDA_SUFFIXES
+    text = source.decode("utf-8", "replace") if isinstance(source, bytes) else str(source)
+    return re.search(r"^\s*\.version\s", text, re.MULTILINE) is None and "__global__" in text
+
+
+def _path_of(source: Source) -> Path | None:
+    """The file that a source names; None if it is the text itself."""
+    if isinstance(source, os.PathLike):
+        path = Path(source)
+        if path.suffix not in (*CUDA_SUFFIXES, PTX_SUFFIX):
+            raise ValueError(f"{path}: files of kernels end in {', '.join((*CUDA_SUFFIXES, PTX_SUFFIX))}")
+        return path
+    if isinstance(source, str) and "\n" not in source and source.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
+        return Path(source)
+    return None
+
+
+def _target_of(ptx: str) -> str:
+    """The architecture that PTX was compiled for, if the simulator knows it."""
+    target = re.search(r"^\s*\.target\s+(sm_\d+[af]?)", ptx, re.MULTILINE)
+    is_known = target is not None and re.sub(r"[af]$", "", target[1]) in ARCHITECTURES
+    return target[1] if target is not None and is_known else DEFAULT_ARCH

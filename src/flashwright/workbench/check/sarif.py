@@ -1,0 +1,92 @@
+"""A check's report in SARIF 2.1.0 (OASIS, Static Analysis Results Interchange Format), which code hosts display."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from flashwright.simulator.errors import ErrorKind
+from flashwright.simulator.findings import Finding
+from flashwright.version import __version__
+from flashwright.workbench.check.launches import CheckReport
+
+SARIF_VERSION = "2.1.0"
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+RULES: dict[ErrorKind, str] = {
+    "out-of-bounds": "An access outside of every allocation.",
+    "misaligned": "An address that is no multiple of the access's size.",
+    "uninitialised-shared": "A read of shared memory that nobody wrote.",
+    "uninitialised-global": "A read of global memory that nobody wrote.",
+    "async-copy": "Data of an asynchronous copy that was not waited for.",
+    "race": "Two accesses to shared memory, at least one a write, without an order between them.",
+    "proxy-fence": "A missing fence between ordinary and asynchronous accesses.",
+    "wgmma": "Registers of a warpgroup product without a wait or a fence.",
+    "descriptor": "A matrix descriptor that does not describe a matrix.",
+    "tensor-map": "No tensor map, or not one for this copy.",
+    "mbarrier": "An mbarrier that is used wrongly.",
+    "registers": "setmaxnreg in the wrong direction.",
+    "barrier": "A barrier that not all of its threads reach.",
+    "deadlock": "Threads that wait for ever, or a loop that does not end.",
+    "shared-size": "More shared memory than a thread block can have.",
+    "trap": "A trap, or a failed assertion.",
+}
+
+
+def sarif_report(report: CheckReport) -> dict[str, Any]:
+    rules = [
+        {"id": kind, "shortDescription": {"text": text}, "defaultConfiguration": {"level": "error"}}
+        for kind, text in RULES.items()
+    ]
+    return {
+        "$schema": SARIF_SCHEMA,
+        "version": SARIF_VERSION,
+        "runs": [
+            {
+                "tool": {"driver": {"name": "flashwright", "semanticVersion": __version__, "rules": rules}},
+                "columnKind": "unicodeCodePoints",
+                "results": [_result(finding, report.target) for finding in report.findings],
+            }
+        ],
+    }
+
+
+def _result(finding: Finding, target: str) -> dict[str, Any]:
+    error, other = finding.error, finding.error.other
+    result = {
+        "ruleId": error.kind,
+        "ruleIndex": list(RULES).index(error.kind),
+        "level": "error",
+        "message": {"text": str(error)},
+        "locations": [_location(target, error.source_file, error.source_line, error.ptx_line)],
+        "occurrenceCount": finding.count,
+        # Line and register numbers move with every edit.
+        "partialFingerprints": {
+            "finding/v1": _digest(error.kind, error.kernel, (error.instruction or "").split(" ")[0])
+        },
+    }
+    if other is not None:
+        place = _location(target, other.source_file, other.source_line, other.ptx_line)
+        result["relatedLocations"] = [{"id": 1, "message": {"text": str(other)}, **place}]
+    return result
+
+
+def _location(target: str, file: str | None, line: int | None, ptx_line: int | None) -> dict[str, Any]:
+    """In the source, or in the PTX where there is no source."""
+    if file is None:
+        file, line = target, ptx_line if target.endswith(".ptx") else None
+    region = {} if not line else {"region": {"startLine": line}}
+    return {"physicalLocation": {"artifactLocation": {"uri": _uri(file)}, **region}}
+
+
+def _uri(file: str) -> str:
+    """Relative to the working directory where it can be: that is how code hosts find their files."""
+    path = Path(file)
+    if path.is_absolute():
+        working = Path.cwd()
+        return path.relative_to(working).as_posix() if path.is_relative_to(working) else path.as_uri()
+    return path.as_posix()
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,161 @@
+"""`flashwright check`: faults of a user's kernels, for continuous integration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from command_line import flashwright
+
+from flashwright.simulator.errors import ErrorKind
+from flashwright.workbench.check.sarif import RULES
+
+RACY = """__global__ void shift(const float *x, float *y) {
+    __shared__ float s[64];
+    s[threadIdx.x] = x[threadIdx.x];
+    y[threadIdx.x] = s[(threadIdx.x + 32) % 64];
+}
+"""
+SOUND = RACY.replace("    y[", "    __syncthreads();\n    y[")
+LAUNCH = ("--block", "64", "--arg", "range:f32:64", "--arg", "empty:f32:64")
+
+
+@pytest.fixture
+def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "racy.cu").write_text(RACY)
+    (tmp_path / "sound.cu").write_text(SOUND)
+    return tmp_path
+
+
+def test_a_sound_kernel_has_exit_code_0(working: Path) -> None:
+    code, out, error = flashwright("check", "sound.cu", *LAUNCH)
+    assert (code, out, error) == (0, "sound.cu: nothing found in 1 launch\n", "")
+
+
+def test_a_race_has_exit_code_1_and_both_of_its_lines_as_compilers_write_them(working: Path) -> None:
+    code, out, _ = flashwright("check", "racy.cu", *LAUNCH)
+    assert code == 1
+    assert "racy.cu:4: race: shared load not ordered after a write by another thread (64 times)" in out
+    assert "racy.cu:3: note: write by warp 1, lane 0" in out
+    assert out.endswith("racy.cu: 1 finding in 1 launch\n")
+
+
+def test_all_faults_are_listed_and_a_fault_that_is_no_hazard_is_the_last(working: Path) -> None:
+    code, out, _ = flashwright("check", "racy.cu", "--block", "64", "--arg", "range:f32:64", "--arg", "empty:f32:32",
+                               "--format", "json")  # fmt: skip
+    document = json.loads(out)
+    assert code == 1 and [item["kind"] for item in document["findings"]] == ["race", "out-of-bounds"]
+    (launch,) = document["launches"]
+    assert launch["kernel"] == "shift" and not launch["ended"]
+
+
+def test_a_kind_that_is_ignored_is_not_found(working: Path) -> None:
+    assert flashwright("check", "racy.cu", *LAUNCH, "--hazards", "race=ignore")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("missing.cu",), "missing.cu"),
+        (("racy.cu",), "kernel shift takes 2 arguments"),
+        (("racy.cu", *LAUNCH, "--kernel", "other"), "there is no 'other'"),
+        (("racy.cu", *LAUNCH, "-D", "s=1+"), "does not compile"),
+        (("racy.cu", *LAUNCH, "--output", "nowhere/report.txt"), "there is no directory nowhere"),
+        (("(BF16, 64, 64, 64, 4): load_2_2_2_tiles",), "expected a file that ends in .cu, .cuh, .ptx"),
+        (("racy.cu", *LAUNCH, "--format", "xml"), "xml"),
+    ],
+)
+def test_what_cannot_be_checked_has_exit_code_2(working: Path, arguments: tuple[str, ...], message: str) -> None:
+    code, _, error = flashwright("check", *arguments)
+    assert code == 2
+    assert message in error
+
+
+def test_an_unknown_instruction_is_not_taken_for_a_fault_of_the_kernel(working: Path) -> None:
+    (working / "k.ptx").write_text(
+        ".version 8.5\n.target sm_80\n.address_size 64\n.visible .entry k() { frobnicate; ret; }\n"
+    )
+    code, _, error = flashwright("check", "k.ptx")
+    assert code == 2 and "frobnicate" in error
+
+
+def test_comments_of_the_file_say_what_to_launch(working: Path) -> None:
+    directives = "".join(
+        f"// flashwright check: --grid {grid} --block 64 --arg random:f32:64 --arg empty:f32:64\n" for grid in (1, 2)
+    )
+    (working / "self.cu").write_text(directives + RACY)
+    code, out, _ = flashwright("check", "self.cu", "--format", "json")
+    document = json.loads(out)
+    assert code == 1
+    assert [launch["grid"] for launch in document["launches"]] == [[1, 1, 1], [2, 1, 1]]
+    assert [item["count"] for item in document["findings"]] == [3 * 64]  # each place once
+    assert flashwright("check", "self.cu", *LAUNCH)[1].endswith("in 1 launch\n")  # the command line goes first
+
+
+def test_a_comment_that_is_no_launch_is_quoted(working: Path) -> None:
+    (working / "self.cu").write_text("// flashwright check: --bloc 64\n" + RACY)
+    code, _, error = flashwright("check", "self.cu")
+    assert code == 2 and "// flashwright check: --bloc 64: No such option: --bloc" in error
+
+
+def test_ptx_without_lines_is_reported_by_its_own(working: Path) -> None:
+    (working / "k.ptx").write_text(
+        ".version 8.5\n.target sm_80\n.address_size 64\n.visible .entry k() {\n"
+        ".shared .b32 s;\n.reg .b32 %r<2>;\nld.shared.u32 %r1, [s];\nret;\n}\n"
+    )
+    code, out, _ = flashwright("check", "k.ptx")
+    assert code == 1 and out.startswith("k.ptx:7: uninitialised-shared: ")
+
+
+# SARIF -------------------------------------------------------------------------------------------------------
+
+
+def sarif_of(*arguments: str) -> dict[str, Any]:
+    _, out, error = flashwright("check", *arguments, "--format", "sarif")
+    assert not error
+    return json.loads(out)
+
+
+def test_sarif_names_the_file_the_line_and_the_other_line(working: Path) -> None:
+    document = sarif_of("racy.cu", *LAUNCH)
+    assert document["version"] == "2.1.0" and document["$schema"].endswith("sarif-2.1.0.json")
+    (run,) = document["runs"]
+    (result,) = run["results"]
+    place = {"artifactLocation": {"uri": "racy.cu"}, "region": {"startLine": 4}}
+    assert result["locations"] == [{"physicalLocation": place}]
+    assert result["relatedLocations"][0]["physicalLocation"]["region"] == {"startLine": 3}
+    assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "race"
+    assert result["level"] == "error" and result["occurrenceCount"] == 64
+    assert "not ordered after a write" in result["message"]["text"]
+
+
+def test_sarif_of_a_sound_kernel_has_no_results(working: Path) -> None:
+    assert sarif_of("sound.cu", *LAUNCH)["runs"][0]["results"] == []
+
+
+def test_sarif_has_paths_relative_to_the_working_directory(working: Path) -> None:
+    absolute = str(working / "racy.cu")
+    for target in (absolute, "./racy.cu"):
+        location = sarif_of(target, *LAUNCH)["runs"][0]["results"][0]["locations"][0]
+        assert location["physicalLocation"]["artifactLocation"]["uri"] == "racy.cu"
+
+
+def test_a_finding_keeps_its_fingerprint_when_lines_move(working: Path) -> None:
+    (working / "moved.cu").write_text("\n\n" + RACY)
+    prints = [
+        sarif_of(file, *LAUNCH)["runs"][0]["results"][0]["partialFingerprints"] for file in ("racy.cu", "moved.cu")
+    ]
+    assert prints[0] == prints[1]
+
+
+def test_every_kind_of_fault_is_a_rule() -> None:
+    assert set(RULES) == set(get_args(ErrorKind)) - {"unsupported"}
+
+
+def test_a_report_is_written_to_a_file(working: Path) -> None:
+    code, out, _ = flashwright("check", "racy.cu", *LAUNCH, "--format", "sarif", "--output", "report.sarif")
+    assert (code, out) == (1, "")
+    assert json.loads((working / "report.sarif").read_text())["runs"][0]["results"]
