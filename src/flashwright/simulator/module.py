@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -178,6 +179,7 @@ class Module:
         )
         if trace_warp is not None:
             trace_warp = _number_of_block(trace_warp[0], grid3, cluster3), trace_warp[1]
+        started = time.perf_counter()
         try:
             with np.errstate(all="ignore"):
                 trace = run_blocks(launch, blocks, per_wave, trace_warp, progress)
@@ -186,7 +188,8 @@ class Module:
             raise
         finally:
             self._gpu.memory.settle()
-        return Run(program, grid3, block3, shared_bytes, launch.counters, trace, policy.findings)
+        elapsed_s = time.perf_counter() - started
+        return Run(program, grid3, block3, shared_bytes, launch.counters, trace, policy.findings, elapsed_s)
 
     def _check_limits(self, program: Program, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
         threads = block[0] * block[1] * block[2]

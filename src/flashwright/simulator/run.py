@@ -50,6 +50,7 @@ class Run:
         counters: Counters,
         trace: WarpTrace | None,
         findings: Sequence[Finding] = (),
+        elapsed_s: float = 0.0,
     ) -> None:
         self.kernel = program.name
         self.grid = grid
@@ -60,6 +61,8 @@ class Run:
         self._trace = trace
         self.findings = list(findings)
         """Hazards that were to be collected, each place once, in the order of their first occurrence."""
+        self.elapsed_s = elapsed_s
+        """How long the simulation took, on this machine's CPU; a GPU's time is not simulated."""
         self.counters = self._totals(counters)
 
     def _totals(self, counters: Counters) -> LaunchCounters:
