@@ -159,3 +159,31 @@ def test_a_report_is_written_to_a_file(working: Path) -> None:
     code, out, _ = flashwright("check", "racy.cu", *LAUNCH, "--format", "sarif", "--output", "report.sarif")
     assert (code, out) == (1, "")
     assert json.loads((working / "report.sarif").read_text())["runs"][0]["results"]
+
+
+UNFENCED = """
+#define ASM asm volatile
+__global__ void k(const float *x, float *y) {
+    __shared__ __align__(16) float s[32];
+    __shared__ __align__(8) unsigned long long full;
+    unsigned bar = (unsigned)__cvta_generic_to_shared(&full), to = (unsigned)__cvta_generic_to_shared(s);
+    if (threadIdx.x == 0) {
+        ASM("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
+        ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 128;" :: "r"(bar) : "memory");
+        ASM("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];"
+            :: "r"(to), "l"(x), "r"(bar) : "memory");
+    }
+    __syncthreads();
+    ASM("{ .reg .pred p; L: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra L; }" :: "r"(bar) : "memory");
+    y[threadIdx.x] = s[threadIdx.x];
+}
+"""
+
+
+def test_a_warning_is_reported_and_does_not_fail_the_check(working: Path) -> None:
+    (working / "unfenced.cu").write_text(UNFENCED)
+    launch = ("unfenced.cu", "--arch", "sm_90a", "--arg", "range:f32:32", "--arg", "empty:f32:32")
+    code, out, error = flashwright("check", *launch)
+    assert code == 0, error
+    assert "unfenced.cu:10: warning: mbarrier-fence:" in out and "1 finding" in out
+    assert [result["level"] for result in sarif_of(*launch)["runs"][0]["results"]] == ["warning"]

@@ -67,15 +67,15 @@ def check(
         str | None,
         typer.Option(help="The simulated architecture.", show_default="of PTX its target; of CUDA sm_80"),
     ] = None,
-    hazards: HazardsOption = "collect",
+    hazards: HazardsOption = None,
     step_limit: StepLimitOption = None,
     report_format: Annotated[ReportFormat, typer.Option("--format", help="Form of the report.")] = ReportFormat.text,
     output: Annotated[Path | None, typer.Option(help="Write the report to this file.")] = None,
 ) -> None:
     """Run kernels on the simulated GPU and report every fault: races, missing waits, bounds, uninitialised reads.
 
-    The exit code is 0 if nothing was found, 1 if something was, 2 if a kernel could not be run. Without options of the
-    launch, every comment `// flashwright check: --grid 4 --block 128 --arg …` of the file is one launch.
+    The exit code is 0 if nothing was found but warnings, 1 otherwise, 2 if a kernel could not be run. Without options
+    of the launch, every comment `// flashwright check: --grid 4 --block 128 --arg …` of the file is one launch.
     """
     try:
         if not target.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
@@ -91,7 +91,7 @@ def check(
         print(text)
     else:
         output.write_text(text + "\n", "utf-8")
-    if report.findings:
+    if not all(finding.is_warning for finding in report.findings):
         raise typer.Exit(FOUND)
 
 
@@ -115,7 +115,7 @@ def _checked(target: str, options: dict[str, Any]) -> Any:
     with simulating() as progress:
         return check_launch(
             Path(target),
-            check_hazards=hazard_checks(options["hazards"], default="collect"),
+            check_hazards=hazard_checks(f"collect,{options['hazards'] or 'collect'}"),
             progress=progress,
             **launch_arguments(**known),
         )

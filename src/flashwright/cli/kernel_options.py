@@ -43,11 +43,12 @@ CompilerOption = Annotated[
     list[str] | None, typer.Option("--nvrtc", help="Another option of NVRTC.", rich_help_panel=CUDA_PANEL)
 ]
 HazardsOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="REACTION|KIND=REACTION,…",
         help="What happens on races, missing waits and uninitialised reads: "
         f"{', '.join(REACTIONS)}; or by kind ({', '.join(HAZARD_KINDS)}).",
+        show_default="simulate: stop; check: collect",
     ),
 ]
 StepLimitOption = Annotated[
@@ -66,9 +67,10 @@ def given_options(ctx: typer.Context) -> dict[str, str]:
     }
 
 
-def hazard_checks(text: str, default: Reaction = "stop") -> HazardChecks:
+def hazard_checks(text: str) -> HazardChecks:
     """`collect`, `race=stop,uninitialised-shared=ignore` or `collect,race=stop`, checked."""
     reactions: dict[HazardKind, Reaction] = {}
+    others: dict[HazardKind, Reaction] = {}
     for part in text.split(","):
         kind, _, reaction = part.strip().rpartition("=")
         if reaction not in REACTIONS or (kind and kind not in HAZARD_KINDS):
@@ -79,8 +81,8 @@ def hazard_checks(text: str, default: Reaction = "stop") -> HazardChecks:
         if kind:
             reactions[kind] = reaction
         else:
-            default = reaction
-    return {kind: reactions.get(kind, default) for kind in HAZARD_KINDS}
+            others = dict.fromkeys(HAZARD_KINDS, reaction)
+    return {**others, **reactions}
 
 
 def launch_arguments(

@@ -93,7 +93,7 @@ def simulate(
             show_default="the oldest of the config's family; of PTX its target; of CUDA sm_80",
         ),
     ] = None,
-    hazards: HazardsOption = "stop",
+    hazards: HazardsOption = None,
     no_hazards: Annotated[bool, typer.Option("--no-hazards", help="The same as --hazards ignore.")] = False,
     step_limit: StepLimitOption = None,
     as_json: JsonOption = False,
@@ -104,7 +104,9 @@ def simulate(
     compared with float64.
     """
     _refuse_options_of_other_targets(ctx, target)
-    checks = hazard_checks("ignore" if no_hazards else hazards)
+    if no_hazards and hazards is not None:
+        raise ValueError(f"--no-hazards: not together with --hazards {hazards}")
+    checks = hazard_checks("ignore") if no_hazards else True if hazards is None else hazard_checks(hazards)
     result: SimulatedConfig | SimulatedFile
     if target.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
         launch = launch_arguments(

@@ -36,6 +36,11 @@ class Finding:
         return self.error.kind
 
     @property
+    def is_warning(self) -> bool:
+        """Whether it is collected by default: wrong by the book, and common in kernels that work."""
+        return DEFAULT_REACTIONS.get(self.kind) == "collect"
+
+    @property
     def place(self) -> tuple[Any, ...]:
         """What two findings at the same place have in common."""
         return _place_of(self.error)

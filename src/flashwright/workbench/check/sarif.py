@@ -21,6 +21,7 @@ RULES: dict[ErrorKind, str] = {
     "async-copy": "Data of an asynchronous copy that was not waited for.",
     "race": "Two accesses to shared memory, at least one a write, without an order between them.",
     "proxy-fence": "A missing fence between ordinary and asynchronous accesses.",
+    "mbarrier-fence": "An mbarrier's initialisation that the asynchronous proxy may not see.",
     "wgmma": "Registers of a warpgroup product without a wait or a fence.",
     "descriptor": "A matrix descriptor that does not describe a matrix.",
     "tensor-map": "No tensor map, or not one for this copy.",
@@ -34,10 +35,7 @@ RULES: dict[ErrorKind, str] = {
 
 
 def sarif_report(report: CheckReport) -> dict[str, Any]:
-    rules = [
-        {"id": kind, "shortDescription": {"text": text}, "defaultConfiguration": {"level": "error"}}
-        for kind, text in RULES.items()
-    ]
+    rules = [{"id": kind, "shortDescription": {"text": text}} for kind, text in RULES.items()]
     return {
         "$schema": SARIF_SCHEMA,
         "version": SARIF_VERSION,
@@ -56,7 +54,7 @@ def _result(finding: Finding, target: str) -> dict[str, Any]:
     result = {
         "ruleId": error.kind,
         "ruleIndex": list(RULES).index(error.kind),
-        "level": "error",
+        "level": "warning" if finding.is_warning else "error",
         "message": {"text": str(error)},
         "locations": [_location(target, error.source_file, error.source_line, error.ptx_line)],
         "occurrenceCount": finding.count,

@@ -19,9 +19,9 @@ def text_report(report: CheckReport) -> str:
 def _paragraph(finding: Finding, target: str) -> str:
     error = finding.error
     times = "" if finding.count == 1 else f" ({finding.count:,} times)"
-    lines = [
-        f"{_place(target, error.source_file, error.source_line, error.ptx_line)}: {error.kind}: {error.detail}{times}"
-    ]
+    place = _place(target, error.source_file, error.source_line, error.ptx_line)
+    warning = "warning: " if finding.is_warning else ""
+    lines = [f"{place}: {warning}{error.kind}: {error.detail}{times}"]
     if error.thread_block is not None:
         address = "" if error.address is None else f", address {error.address:#x}"
         lines.append(f"  first in thread block {error.thread_block}, warp {error.warp}, lane {error.lane}{address}")
@@ -31,8 +31,7 @@ def _paragraph(finding: Finding, target: str) -> str:
         lines.append(f"  {error.source_location}")
     if error.other is not None:
         other = error.other
-        place = _place(target, other.source_file, other.source_line, other.ptx_line)
-        lines.append(f"{place}: note: {other}")
+        lines.append(f"{_place(target, other.source_file, other.source_line, other.ptx_line)}: note: {other}")
     return "\n".join(lines)
 
 
