@@ -40,6 +40,7 @@ PUBLIC_NAMES = {
     "run_forward",
     "should_autotune_config",
     "simulate_forward",
+    "simulate_kernel",
     "tile_shapes",
     "warm_up",
 }

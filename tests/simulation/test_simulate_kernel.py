@@ -118,6 +118,18 @@ def test_a_source_that_does_not_compile_shows_the_compilers_words() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("#include <no_such_header.h>", "Headers are found beside the file"),
+        ("int main() { return 0; }", "NVRTC compiles device code alone"),
+    ],
+)
+def test_what_nvrtc_lacks_is_explained(line: str, hint: str) -> None:
+    with pytest.raises(CompileError, match=hint):
+        simulate_kernel(f"{line}\n__global__ void k() {{}}", 1, 32)
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("empty.cu", b"  \n", "empty.cu is empty"),

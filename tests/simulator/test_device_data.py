@@ -142,6 +142,22 @@ def test_atomics_read_what_they_change() -> None:
         module.launch("k", 1, 32, 0, [gpu.allocate(4)])
 
 
+PARTIAL = """extern "C" __global__ void k(const int *in, unsigned bytes) {
+    __shared__ __align__(16) int s[4];
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2; cp.async.wait_all;" ::
+        "r"((unsigned)__cvta_generic_to_shared(s)), "l"(in), "r"(bytes) : "memory"); }"""
+
+
+def test_a_copy_of_part_of_its_width_reads_that_part() -> None:
+    gpu = SimulatedGPU()
+    source = gpu.allocate(16)
+    gpu.write(source, np.ones(2, np.int32))
+    module = gpu.load(compile_cuda(PARTIAL))
+    module.launch("k", 1, 1, 0, [source, np.uint32(8)])
+    with pytest.raises(SimulationError, match="uninitialised-global"):
+        module.launch("k", 1, 1, 0, [source, np.uint32(12)])
+
+
 BULK = """
 __global__ void kernel(const __grid_constant__ Map source, const __grid_constant__ Map target) {
   extern __shared__ __align__(1024) char shared[];

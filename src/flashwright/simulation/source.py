@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashwright.compiler.nvrtc import compile_ptx
+from flashwright.compiler.nvrtc import CompileError, compile_ptx
 from flashwright.compiler.toolkit import toolkit_include_directories
 from flashwright.hardware.architectures import ARCHITECTURES
 from flashwright.kernels.source import KernelSource
@@ -18,6 +18,12 @@ Source = str | bytes | os.PathLike[str]
 CUDA_SUFFIXES = (".cu", ".cuh")
 PTX_SUFFIX = ".ptx"
 DEFAULT_ARCH = "sm_80"
+# By the compiler's words.
+_HINTS = {
+    "open source file": "Headers are found beside the file, in directories that are named (--include, "
+    "include=) and in an installed CUDA toolkit ($CUDA_HOME, $CUDA_PATH, /usr/local/cuda).",
+    "host function": "NVRTC compiles device code alone. Of a file with host code, make PTX: nvcc --ptx -lineinfo.",
+}
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,12 @@ def user_module(
             raise ValueError(f"include: there is no directory {directory}")
     searched = [*([] if path is None else [path.parent]), *directories, *toolkit_include_directories()]
     expression = kernel if kernel and re.search(r"[<(:]", kernel) else ""
-    program = compile_ptx(
-        KernelSource(
-            cuda, (), expression, name, (*(f"--include-path={directory}" for directory in searched), *options)
-        ),
-        arch,
-    )
+    flags = (*(f"--include-path={directory}" for directory in searched), *options)
+    try:
+        program = compile_ptx(KernelSource(cuda, (), expression, name, flags), arch)
+    except CompileError as error:
+        hints = [hint for words, hint in _HINTS.items() if words in error.log]
+        raise CompileError(name, arch, "\n".join([error.log.strip(), *hints])) from None
     return UserModule(program.ptx, arch, name, cuda, program.name)
 
 

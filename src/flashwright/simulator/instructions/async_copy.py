@@ -91,6 +91,8 @@ def _read_partly(wave: Wave, sources: np.ndarray, width: int, counts: np.ndarray
         for thread in part:
             start, count = int(sources[thread]) - GLOBAL_BASE, int(counts[thread])
             bytes_of[thread, :count] = memory.bytes[start : start + count]
+            with wave.only(np.array([thread])):
+                memory.check_written(wave, sources[thread : thread + 1], count, "async-copy")
     return data
 
 

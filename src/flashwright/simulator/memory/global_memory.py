@@ -133,7 +133,7 @@ class GlobalMemory:
         if access == "store":
             self.mark_written(addresses, width)
         else:
-            self._check_written(wave, addresses, width, access)
+            self.check_written(wave, addresses, width, access)
         view, index = self.views[width], (addresses - GLOBAL_BASE) >> WIDTH_SHIFT[width]
         if wave.spinning.is_watching and access != "load":
             wave.spinning.watch(view, index)
@@ -199,7 +199,8 @@ class GlobalMemory:
             found.append(positions[bad])
         return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
-    def _check_written(self, wave: Wave, addresses: np.ndarray, width: int, access: str) -> None:
+    def check_written(self, wave: Wave, addresses: np.ndarray, width: int, access: str) -> None:
+        """A hazard if an active thread reads, at its address, bytes that nobody has written."""
         if not wave.hazard_policy.looks_for("uninitialised-global"):
             return
         positions = self.unwritten_among(addresses, width)
