@@ -46,7 +46,7 @@ def test_a_race_has_exit_code_1_and_both_of_its_lines_as_compilers_write_them(wo
 def test_all_faults_are_listed_and_a_fault_that_is_no_hazard_is_the_last(working: Path) -> None:
     code, out, _ = flashwright("check", "racy.cu", "--block", "64", "--arg", "range:f32:64", "--arg", "empty:f32:32",
                                "--format", "json")  # fmt: skip
-    document = json.loads(out)
+    (document,) = json.loads(out)["files"]
     assert code == 1 and [item["kind"] for item in document["findings"]] == ["race", "out-of-bounds"]
     (launch,) = document["launches"]
     assert launch["kernel"] == "shift" and not launch["ended"]
@@ -88,7 +88,7 @@ def test_comments_of_the_file_say_what_to_launch(working: Path) -> None:
     )
     (working / "self.cu").write_text(directives + RACY)
     code, out, _ = flashwright("check", "self.cu", "--format", "json")
-    document = json.loads(out)
+    (document,) = json.loads(out)["files"]
     assert code == 1
     assert [launch["grid"] for launch in document["launches"]] == [[1, 1, 1], [2, 1, 1]]
     assert [item["count"] for item in document["findings"]] == [3 * 64]  # each place once
@@ -108,6 +108,17 @@ def test_ptx_without_lines_is_reported_by_its_own(working: Path) -> None:
     )
     code, out, _ = flashwright("check", "k.ptx")
     assert code == 1 and out.startswith("k.ptx:7: uninitialised-shared: ")
+
+
+def test_several_files_are_checked_and_one_that_cannot_be_does_not_keep_the_others(working: Path) -> None:
+    code, out, error = flashwright("check", "racy.cu", "missing.cu", "sound.cu", *LAUNCH)
+    assert code == 2 and "missing.cu" in error
+    assert (
+        "racy.cu: 1 finding in 1 launch" in out
+        and "missing.cu: not checked" in out
+        and "sound.cu: nothing found in 1 launch" in out
+    )
+    assert flashwright("check", "sound.cu", "racy.cu", *LAUNCH)[0] == 1
 
 
 # SARIF -------------------------------------------------------------------------------------------------------
@@ -134,6 +145,14 @@ def test_sarif_names_the_file_the_line_and_the_other_line(working: Path) -> None
 
 def test_sarif_of_a_sound_kernel_has_no_results(working: Path) -> None:
     assert sarif_of("sound.cu", *LAUNCH)["runs"][0]["results"] == []
+
+
+def test_sarif_says_what_could_not_be_checked(working: Path) -> None:
+    _, out, _ = flashwright("check", "sound.cu", "missing.cu", *LAUNCH, "--format", "sarif")
+    (invocation,) = json.loads(out)["runs"][0]["invocations"]
+    assert not invocation["executionSuccessful"]
+    assert "missing.cu" in invocation["toolExecutionNotifications"][0]["message"]["text"]
+    assert sarif_of("sound.cu", *LAUNCH)["runs"][0]["invocations"][0]["executionSuccessful"]
 
 
 def test_sarif_has_paths_relative_to_the_working_directory(working: Path) -> None:

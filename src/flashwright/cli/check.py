@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,13 +35,13 @@ from flashwright.cli.progress import simulating
 from flashwright.compiler.nvrtc import CompileError, CompilerMissing
 from flashwright.simulation.source import CUDA_SUFFIXES, PTX_SUFFIX
 from flashwright.simulator.errors import SimulationError
-from flashwright.workbench.check.launches import CheckReport, check_launch
+from flashwright.workbench.check.launches import CheckedLaunch, CheckReport, check_launch
 from flashwright.workbench.check.sarif import sarif_report
 from flashwright.workbench.check.text import text_report
 
 FOUND, NOT_CHECKED = 1, 2
 """Exit codes: something was found; the kernel could not be run."""
-_OF_THE_REPORT = {"target", "report_format", "output"}
+_OF_THE_REPORT = {"targets", "report_format", "output"}
 _DIRECTIVE = re.compile(r"^\s*//\s*flashwright check:(.*)$", re.MULTILINE)
 
 
@@ -52,7 +53,7 @@ class ReportFormat(str, Enum):
 
 def check(
     ctx: typer.Context,
-    target: Annotated[str, typer.Argument(help="A CUDA or PTX file.", metavar="FILE.cu|FILE.ptx")],
+    targets: Annotated[list[str], typer.Argument(help="CUDA or PTX files.", metavar="FILE.cu|FILE.ptx…")],
     kernel: KernelOption = None,
     grid: GridOption = "1",
     block: BlockOption = "32",
@@ -77,22 +78,35 @@ def check(
     The exit code is 0 if nothing was found but warnings, 1 otherwise, 2 if a kernel could not be run. Without options
     of the launch, every comment `// flashwright check: --grid 4 --block 128 --arg …` of the file is one launch.
     """
-    try:
-        if not target.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
-            raise ValueError(f"{target}: expected a file that ends in {', '.join((*CUDA_SUFFIXES, PTX_SUFFIX))}")
-        if output is not None and not output.absolute().parent.is_dir():
-            raise ValueError(f"--output: there is no directory {output.parent} to write {output.name} to")
-        report = CheckReport(target, [_checked(target, options) for options in _launches(ctx, target)])
-    except (ValueError, OSError, CompileError, CompilerMissing, SimulationError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(NOT_CHECKED) from error
-    text = _formatted(report, report_format)
+    if output is not None and not output.absolute().parent.is_dir():
+        raise typer.BadParameter(
+            f"there is no directory {output.parent} to write {output.name} to", param_hint="--output"
+        )
+    reports = [_checked_file(ctx, target) for target in targets]
+    text = _formatted(reports, report_format)
     if output is None:
         print(text)
     else:
         output.write_text(text + "\n", "utf-8")
-    if not all(finding.is_warning for finding in report.findings):
+    if any(report.failure is not None for report in reports):
+        raise typer.Exit(NOT_CHECKED)
+    if not all(finding.is_warning for report in reports for finding in report.findings):
         raise typer.Exit(FOUND)
+
+
+def _checked_file(ctx: typer.Context, target: str) -> CheckReport:
+    """All launches of a file; what keeps one from being run is printed, and ends it."""
+    launches: list[CheckedLaunch] = []
+    try:
+        if not target.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
+            raise ValueError(f"{target}: expected a file that ends in {', '.join((*CUDA_SUFFIXES, PTX_SUFFIX))}")
+        for options in _launches(ctx, target):
+            launches.append(_checked(target, options))
+    except (ValueError, OSError, CompileError, CompilerMissing, SimulationError) as error:
+        message = f"{target}: {error}" if target not in str(error) else str(error)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
+        return CheckReport(target, launches, message)
+    return CheckReport(target, launches)
 
 
 def _launches(ctx: typer.Context, target: str) -> list[dict[str, Any]]:
@@ -110,7 +124,7 @@ def _launches(ctx: typer.Context, target: str) -> list[dict[str, Any]]:
     return launches
 
 
-def _checked(target: str, options: dict[str, Any]) -> Any:
+def _checked(target: str, options: dict[str, Any]) -> CheckedLaunch:
     known = {name: value for name, value in options.items() if name not in _OF_THE_REPORT and name != "hazards"}
     with simulating() as progress:
         return check_launch(
@@ -121,8 +135,8 @@ def _checked(target: str, options: dict[str, Any]) -> Any:
         )
 
 
-def _formatted(report: CheckReport, form: ReportFormat) -> str:
+def _formatted(reports: Sequence[CheckReport], form: ReportFormat) -> str:
     if form is ReportFormat.text:
-        return text_report(report)
-    document = report.to_dict() if form is ReportFormat.json else sarif_report(report)
-    return json.dumps(document, indent=2, ensure_ascii=False)
+        return "\n\n".join(text_report(report) for report in reports)
+    files = {"files": [report.to_dict() for report in reports]}
+    return json.dumps(files if form is ReportFormat.json else sarif_report(reports), indent=2, ensure_ascii=False)

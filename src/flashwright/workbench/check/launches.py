@@ -40,6 +40,8 @@ class CheckReport:
 
     target: str
     launches: Sequence[CheckedLaunch]
+    failure: str | None = None
+    """Why a kernel could not be run; launches before it were checked."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -55,6 +57,7 @@ class CheckReport:
     def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.target,
+            "failure": self.failure,
             "findings": [finding.to_dict() for finding in self.findings],
             "launches": [launch.to_dict() for launch in self.launches],
         }

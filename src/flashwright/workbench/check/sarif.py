@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ RULES: dict[ErrorKind, str] = {
 }
 
 
-def sarif_report(report: CheckReport) -> dict[str, Any]:
+def sarif_report(reports: Sequence[CheckReport]) -> dict[str, Any]:
+    """What was found in several files, as one run of the tool."""
     rules = [{"id": kind, "shortDescription": {"text": text}} for kind, text in RULES.items()]
+    failures = [report.failure for report in reports if report.failure is not None]
     return {
         "$schema": SARIF_SCHEMA,
         "version": SARIF_VERSION,
@@ -43,7 +46,15 @@ def sarif_report(report: CheckReport) -> dict[str, Any]:
             {
                 "tool": {"driver": {"name": "flashwright", "semanticVersion": __version__, "rules": rules}},
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(finding, report.target) for finding in report.findings],
+                "invocations": [
+                    {
+                        "executionSuccessful": not failures,
+                        "toolExecutionNotifications": [
+                            {"level": "error", "message": {"text": failure}} for failure in failures
+                        ],
+                    }
+                ],
+                "results": [_result(finding, report.target) for report in reports for finding in report.findings],
             }
         ],
     }

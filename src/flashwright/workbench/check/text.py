@@ -8,12 +8,15 @@ from flashwright.workbench.check.launches import CheckReport
 
 
 def text_report(report: CheckReport) -> str:
+    """What was found in one file."""
     findings = report.findings
     launches = counted(len(report.launches), "launch", "launches")
     paragraphs = [_paragraph(finding, report.target) for finding in findings]
-    if not findings:
-        return f"{report.target}: nothing found in {launches}"
-    return "\n\n".join([*paragraphs, f"{report.target}: {counted(len(findings), 'finding')} in {launches}"])
+    found = counted(len(findings), "finding") if findings else "nothing found"
+    summary = f"{report.target}: {found} in {launches}"
+    if report.failure is not None:
+        summary = f"{summary}, then not checked" if report.launches else f"{report.target}: not checked"
+    return "\n\n".join([*paragraphs, summary])
 
 
 def _paragraph(finding: Finding, target: str) -> str:
