@@ -9,7 +9,9 @@ from typing import Any, get_args
 import pytest
 from command_line import flashwright
 
+from flashwright.simulation.source import user_module
 from flashwright.simulator.errors import ErrorKind
+from flashwright.workbench.check import launches
 from flashwright.workbench.check.sarif import RULES
 
 RACY = """__global__ void shift(const float *x, float *y) {
@@ -93,6 +95,20 @@ def test_comments_of_the_file_say_what_to_launch(working: Path) -> None:
     assert [launch["grid"] for launch in document["launches"]] == [[1, 1, 1], [2, 1, 1]]
     assert [item["count"] for item in document["findings"]] == [3 * 64]  # each place once
     assert flashwright("check", "self.cu", *LAUNCH)[1].endswith("in 1 launch\n")  # the command line goes first
+
+
+def test_a_file_is_compiled_once_for_all_launches_alike(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        compiled.append(options["options"])
+        return user_module(*arguments, **options)
+
+    monkeypatch.setattr(launches, "user_module", record)
+    lines = [f"// flashwright check: {' '.join(LAUNCH)} {more}\n" for more in ("", "--seed 1", "-D X")]
+    (working / "self.cu").write_text("".join(lines) + SOUND)
+    assert flashwright("check", "self.cu")[0] == 0
+    assert compiled == [[], ["--define-macro=X"]]
 
 
 def test_a_comment_that_is_no_launch_is_quoted(working: Path) -> None:

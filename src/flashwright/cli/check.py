@@ -35,7 +35,7 @@ from flashwright.cli.progress import simulating
 from flashwright.compiler.nvrtc import CompileError, CompilerMissing
 from flashwright.simulation.source import CUDA_SUFFIXES, PTX_SUFFIX
 from flashwright.simulator.errors import SimulationError
-from flashwright.workbench.check.launches import CheckedLaunch, CheckReport, check_launch
+from flashwright.workbench.check.launches import CheckedLaunch, CheckReport, FileCheck
 from flashwright.workbench.check.sarif import sarif_report
 from flashwright.workbench.check.text import text_report
 
@@ -100,8 +100,9 @@ def _checked_file(ctx: typer.Context, target: str) -> CheckReport:
     try:
         if not target.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
             raise ValueError(f"{target}: expected a file that ends in {', '.join((*CUDA_SUFFIXES, PTX_SUFFIX))}")
+        file = FileCheck(target)
         for options in _launches(ctx, target):
-            launches.append(_checked(target, options))
+            launches.append(_checked(file, options))
     except (ValueError, OSError, CompileError, CompilerMissing, SimulationError) as error:
         message = f"{target}: {error}" if target not in str(error) else str(error)
         Console(stderr=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
@@ -124,11 +125,10 @@ def _launches(ctx: typer.Context, target: str) -> list[dict[str, Any]]:
     return launches
 
 
-def _checked(target: str, options: dict[str, Any]) -> CheckedLaunch:
+def _checked(file: FileCheck, options: dict[str, Any]) -> CheckedLaunch:
     known = {name: value for name, value in options.items() if name not in _OF_THE_REPORT and name != "hazards"}
     with simulating() as progress:
-        return check_launch(
-            Path(target),
+        return file.launch(
             check_hazards=hazard_checks(f"collect,{options['hazards'] or 'collect'}"),
             progress=progress,
             **launch_arguments(**known),

@@ -51,7 +51,7 @@ class KernelSimulation:
 
 
 def simulate_kernel(
-    source: Source,
+    source: Source | UserModule,
     grid: Sequence[int] | int = 1,
     block: Sequence[int] | int = 32,
     args: Sequence[Any] = (),
@@ -67,14 +67,18 @@ def simulate_kernel(
 ) -> KernelSimulation:
     """Compile (CUDA C++) and run a kernel on the simulated GPU; the arrays come back in ``.args``.
 
-    ``source`` is the path of a `.cu` or `.ptx` file, or the text of one. Arguments are passed as the kernel declares
+    ``source`` is the path of a `.cu` or `.ptx` file, or the text of one; or the ``.module`` of an earlier simulation,
+    which is not compiled again. Arguments are passed as the kernel declares
     them: an array is copied to the device, and the same array given twice is the same memory there; `Uninitialised`
     is memory without content; a number becomes the parameter's type; `bytes` are a structure by value, `TensorMap` a
     tensor map. ``variables`` sets `__constant__` and `__device__` variables. ``kernel`` is a kernel's name, needed if
     there are several, or a C++ expression that instantiates a template. ``arch`` is what CUDA is compiled for (sm_80 by
     default), and the simulated architecture. ``launch_options`` are those of `Module.launch`.
     """
-    module = user_module(source, arch=arch, kernel=kernel, include=include, options=compiler_options)
+    if isinstance(source, UserModule):
+        module = source
+    else:
+        module = user_module(source, arch=arch, kernel=kernel, include=include, options=compiler_options)
     gpu = SimulatedGPU(module.arch)
     loaded = gpu.load(module.ptx)
     symbol = module.kernel or find_kernel(loaded.kernels, kernel)

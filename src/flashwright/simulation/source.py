@@ -22,7 +22,7 @@ DEFAULT_ARCH = "sm_80"
 _HINTS = {
     "open source file": "Headers are found beside the file, in directories that are named (--include, "
     "include=) and in an installed CUDA toolkit ($CUDA_HOME, $CUDA_PATH, /usr/local/cuda).",
-    "host function": "NVRTC compiles device code alone. Of a file with host code, make PTX: nvcc --ptx -lineinfo.",
+    "JIT mode": "NVRTC compiles device code alone. Of a file with host code, make PTX: nvcc --ptx -lineinfo.",
 }
 
 
@@ -67,14 +67,20 @@ def user_module(
         if not directory.is_dir():
             raise ValueError(f"include: there is no directory {directory}")
     searched = [*([] if path is None else [path.parent]), *directories, *toolkit_include_directories()]
-    expression = kernel if kernel and re.search(r"[<(:]", kernel) else ""
-    flags = (*(f"--include-path={directory}" for directory in searched), *options)
+    expression = kernel if kernel and is_expression(kernel) else ""
+    # Warnings, most of them about the toolkit's own headers, would bury the errors.
+    flags = ("--disable-warnings", *(f"--include-path={directory}" for directory in searched), *options)
     try:
         program = compile_ptx(KernelSource(cuda, (), expression, name, flags), arch)
     except CompileError as error:
         hints = [hint for words, hint in _HINTS.items() if words in error.log]
         raise CompileError(name, arch, "\n".join([error.log.strip(), *hints])) from None
     return UserModule(program.ptx, arch, name, cuda, program.name)
+
+
+def is_expression(kernel: str) -> bool:
+    """Whether a kernel is given in C++, so that the compiler has to find it."""
+    return re.search(r"[<(:]", kernel) is not None
 
 
 def _decoded(content: str | bytes, name: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flashwright.simulation import simulate_kernel
+from flashwright.simulation.source import UserModule, is_expression, user_module
 from flashwright.simulator.errors import SimulationError
 from flashwright.simulator.findings import Finding, HazardChecks
 from flashwright.simulator.kernel_names import plain_name
@@ -63,23 +65,39 @@ class CheckReport:
         }
 
 
-def check_launch(
-    source: str | os.PathLike[str],
-    *,
-    check_hazards: HazardChecks = "collect",
-    progress: Callable[[int, int], None] | None = None,
-    **launch: Any,
-) -> CheckedLaunch:
-    """Run a kernel as `simulate_kernel` does; whatever the simulator finds is in the result.
+class FileCheck:
+    """Launches of the kernels of one file, which is compiled once for all that compile it alike."""
 
-    What keeps a kernel from being run at all (a source that does not compile, an unknown instruction, arguments that do
-    not fit) is raised.
-    """
-    try:
-        run = simulate_kernel(source, check_hazards=check_hazards, progress=progress, **launch).run
-    except SimulationError as error:
-        if error.kind == "unsupported" or error.kernel is None:
-            raise
-        findings = [*error.findings, Finding(error, 1)]
-        return CheckedLaunch(plain_name(error.kernel), launch["grid"], launch["block"], findings, ended=False)
-    return CheckedLaunch(plain_name(run.kernel), run.grid, run.block, run.findings, ended=True)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._modules: dict[tuple[Any, ...], UserModule] = {}
+
+    def launch(
+        self,
+        *,
+        kernel: str | None = None,
+        arch: str | None = None,
+        include: Sequence[str | os.PathLike[str]] = (),
+        compiler_options: Sequence[str] = (),
+        check_hazards: HazardChecks = "collect",
+        **launch: Any,
+    ) -> CheckedLaunch:
+        """Run a kernel as `simulate_kernel` does; whatever the simulator finds is in the result.
+
+        What keeps a kernel from being run at all (a source that does not compile, an unknown instruction, arguments
+        that do not fit) is raised.
+        """
+        expression = kernel if kernel and is_expression(kernel) else None
+        key = (expression, arch, tuple(map(str, include)), tuple(compiler_options))
+        if key not in self._modules:
+            self._modules[key] = user_module(
+                self._path, arch=arch, kernel=expression, include=include, options=compiler_options
+            )
+        try:
+            run = simulate_kernel(self._modules[key], kernel=kernel, check_hazards=check_hazards, **launch).run
+        except SimulationError as error:
+            if error.kind == "unsupported" or error.kernel is None:
+                raise
+            findings = [*error.findings, Finding(error, 1)]
+            return CheckedLaunch(plain_name(error.kernel), launch["grid"], launch["block"], findings, ended=False)
+        return CheckedLaunch(plain_name(run.kernel), run.grid, run.block, run.findings, ended=True)
