@@ -91,7 +91,7 @@ def nvcc_saxpy() -> Case:
 
 def triton_softmax() -> Case:
     x = np.random.default_rng(0).standard_normal((512, 200)).astype(np.float32)
-    return foreign_case("triton_softmax.ptx", "sm_90", 512, 128, 16, [np.zeros_like(x), x, np.int32(200), 0, 0])
+    return foreign_case("triton_softmax.ptx", "sm_90", 512, 128, 16, [x, np.zeros_like(x), np.int32(200), 0, 0])
 
 
 def triton_matmul() -> Case:

@@ -97,6 +97,14 @@ def test_comments_of_the_file_say_what_to_launch(working: Path) -> None:
     assert flashwright("check", "self.cu", *LAUNCH)[1].endswith("in 1 launch\n")  # the command line goes first
 
 
+def test_options_that_say_nothing_of_the_launch_are_for_all_comments(working: Path) -> None:
+    comment = f"// flashwright check: {' '.join(LAUNCH)}"
+    (working / "self.cu").write_text(f"{comment} -D LATER\n{comment} --hazards collect\n{RACY}")
+    _, out, _ = flashwright("check", "self.cu", "--format", "json", "--hazards", "race=ignore", "--arch", "sm_90")
+    (document,) = json.loads(out)["files"]
+    assert [len(launch["findings"]) for launch in document["launches"]] == [0, 1]
+
+
 def test_a_file_is_compiled_once_for_all_launches_alike(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
 

@@ -42,6 +42,7 @@ from flashwright.workbench.check.text import text_report
 FOUND, NOT_CHECKED = 1, 2
 """Exit codes: something was found; the kernel could not be run."""
 _OF_THE_REPORT = {"targets", "report_format", "output"}
+_OF_A_LAUNCH = {"kernel", "grid", "block", "shared_bytes", "arg", "set_", "seed"}
 _DIRECTIVE = re.compile(r"^\s*//\s*flashwright check:(.*)$", re.MULTILINE)
 
 
@@ -75,8 +76,8 @@ def check(
 ) -> None:
     """Run kernels on the simulated GPU and report every fault: races, missing waits, bounds, uninitialised reads.
 
-    The exit code is 0 if nothing was found but warnings, 1 otherwise, 2 if a kernel could not be run. Without options
-    of the launch, every comment `// flashwright check: --grid 4 --block 128 --arg …` of the file is one launch.
+    The exit code is 0 if nothing was found but warnings, 1 otherwise, 2 if a kernel could not be run. Unless options
+    say what to launch, every comment `// flashwright check: --grid 4 --block 128 --arg …` of a file is one launch.
     """
     if output is not None and not output.absolute().parent.is_dir():
         raise typer.BadParameter(
@@ -113,15 +114,19 @@ def _checked_file(ctx: typer.Context, target: str) -> CheckReport:
 def _launches(ctx: typer.Context, target: str) -> list[dict[str, Any]]:
     """The options of each launch: those of the command line, or those that the file has in comments."""
     lines = _DIRECTIVE.findall(Path(target).read_text("utf-8", "replace"))
-    if not lines or given_options(ctx).keys() - _OF_THE_REPORT:
+    given = given_options(ctx).keys()
+    if not lines or given & _OF_A_LAUNCH:
         return [ctx.params]
     launches = []
     for line in lines:
         try:
-            launches.append(ctx.command.make_context("check", [target, *shlex.split(line)]).params)
+            comment = ctx.command.make_context("check", [target, *shlex.split(line)])
         except Exception as error:  # whatever the parser of the command line says of it
             message = getattr(error, "format_message", lambda error=error: str(error))()
             raise ValueError(f"{target}: // flashwright check:{line}: {message}") from error
+        own = given_options(comment)
+        for_all = {name: value for name, value in ctx.params.items() if name in given and name not in own}
+        launches.append(comment.params | for_all)
     return launches
 
 

@@ -57,8 +57,8 @@ StepLimitOption = Annotated[
 ]
 
 
-def given_options(ctx: typer.Context) -> dict[str, str]:
-    """Parameter → option, as `set_` → `--set`, of what stands on the command line."""
+def given_options(ctx: Any) -> dict[str, str]:
+    """Parameter → option, as `set_` → `--set`, of what stands on the command line; ``ctx`` is a context of typer's."""
     sources = {parameter: ctx.get_parameter_source(parameter.name or "") for parameter in ctx.command.params}
     return {
         parameter.name or "": max(parameter.opts, key=len)
