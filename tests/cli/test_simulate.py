@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,21 @@ def test_an_endless_loop_ends_at_the_step_limit(tmp_path: Path) -> None:
     file.write_text(ENDLESS)
     code, _, error = flashwright("simulate", str(file), "--step-limit", "5000")
     assert code == 1 and "an endless loop?" in error
+
+
+def test_the_page_of_the_simulator_shows_a_kernel_and_commands_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text("utf-8")
+    (source,) = re.findall(r"```cpp\n(// saxpy\.cu\n.*?)```", page, re.DOTALL)
+    commands = re.findall(r"^flashwright ((?:simulate|check) saxpy\.cu.*)$", page, re.MULTILINE)
+    assert len(commands) > 4
+    (tmp_path / "saxpy.cu").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    for shown in commands:
+        code, _, error = flashwright(*shlex.split(shown))
+        assert code == 0, f"{shown}: {error}"
+    assert (tmp_path / "saxpy.sarif").is_file()
 
 
 # Configs -----------------------------------------------------------------------------------------------------
