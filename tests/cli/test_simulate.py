@@ -181,11 +181,25 @@ def test_a_config_computes_masks_caps_groups_and_other_lengths(options: tuple[st
 
 
 @pytest.mark.parametrize(
+    ("config", "options", "companions"),
+    [
+        ("ampere backward (BF16, 64, 32, 32, 2): stages_2_1+swizzled", ("--rows", "40", "--causal"), {"rows", "dq"}),
+        ("ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled", ("--rows", "1", "--keys", "100"), set()),
+    ],
+)
+def test_configs_of_every_operation_run(config: str, options: tuple[str, ...], companions: set[str]) -> None:
+    document = document_of("simulate", config, *options)
+    assert document["relative_error"] < 8e-3
+    assert document.get("companions", {}).keys() == companions
+    assert config in flashwright("simulate", config, *options)[1]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--rows", "-5"), "--rows: -5 rows are not allowed; allowed: 1 to"),
         (("--heads", "0"), "--heads: 0 heads are not allowed"),
-        (("--heads", "3", "--kv-heads", "2"), "--kv-heads: 2 heads of k and v do not divide 3 heads of q"),
+        (("--heads", "3", "--kv-heads", "2"), "kv_heads: 2 heads of k and v do not divide 3 heads of q"),
         (("--window", "5"), "--window: '5' is not a window; expected LEFT,RIGHT"),
         (("--softcap", "-1"), "softcap: -1.0 is not allowed"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,16 +38,12 @@ from flashwright.cli.kernel_options import (
 )
 from flashwright.cli.output import JsonOption, print_json
 from flashwright.cli.progress import simulating
-from flashwright.kernels.family import OLDEST, KernelConfig
-from flashwright.kernels.registry import family_of, parse_config, tile_shapes
+from flashwright.kernels.family import OLDEST
+from flashwright.kernels.registry import parse_config, tile_shapes
 from flashwright.problem.lengths import MAX_LENGTH
-from flashwright.problem.options import AttentionOptions
-from flashwright.problem.reference import random_inputs, reference_forward, relative_error
-from flashwright.runtime.simulated import simulate_forward
 from flashwright.simulation import KernelSimulation, simulate_kernel
+from flashwright.simulation.config import SimulatedConfig, simulate_config
 from flashwright.simulation.source import CUDA_SUFFIXES, PTX_SUFFIX
-from flashwright.simulator.findings import HazardChecks
-from flashwright.simulator.run import Run
 
 # Parameters that say something about one kind of target only.
 _OF_CUDA = {"include", "define", "nvrtc"}
@@ -126,10 +122,11 @@ def simulate(
         config = parse_config(target)
         tile_shapes(config)
         options = attention_options(causal, window, softcap)
+        limits = {} if step_limit is None else {"step_limit": step_limit}
         with simulating() as progress:
             result = simulate_config(
                 config, rows=rows, keys=keys, heads=heads, kv_heads=kv_heads, options=options, arch=arch or OLDEST,
-                check_hazards=checks, progress=progress, **({} if step_limit is None else {"step_limit": step_limit}),
+                check_hazards=checks, progress=progress, **limits,
             )  # fmt: skip
     if as_json:
         print_json(result.to_dict())
@@ -150,48 +147,6 @@ class SimulatedFile:
     def report(self) -> str:
         saved = [f"argument {index} was saved to {path}" for index, path in self.saved.items()]
         return "\n".join([self.simulation.report(), *saved])
-
-
-@dataclass(frozen=True)
-class SimulatedConfig:
-    """A config's kernel, and how far its result is from float64."""
-
-    config: str
-    relative_error: float
-    run: Run
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"config": self.config, "relative_error": self.relative_error, **self.run.to_dict()}
-
-    def report(self) -> str:
-        return f"config: {self.config}\nrelative error: {self.relative_error:.3g}\n{self.run.report()}"
-
-
-def simulate_config(
-    config: KernelConfig,
-    *,
-    rows: int,
-    keys: int | None,
-    heads: int,
-    kv_heads: int | None,
-    options: AttentionOptions,
-    arch: str,
-    check_hazards: HazardChecks,
-    progress: Callable[[int, int], None] | None = None,
-    **launch_options: Any,
-) -> SimulatedConfig:
-    """A config's kernel on random inputs, checked against the float64 reference."""
-    operation = family_of(config).operation.name
-    if operation != "forward":
-        raise ValueError(f"simulate runs configs of the forward pass; {config} is of the {operation}")
-    if kv_heads is not None and heads % kv_heads:
-        raise ValueError(f"--kv-heads: {kv_heads} heads of k and v do not divide {heads} heads of q")
-    inputs = random_inputs(config, heads=heads, rows=rows, kv_heads=kv_heads, keys=keys)
-    simulation = simulate_forward(
-        config, *inputs, options=options, arch=arch, check_hazards=check_hazards, progress=progress, **launch_options
-    )
-    expected, _ = reference_forward(*inputs, window=options.window, softcap=options.softcap)
-    return SimulatedConfig(config.short_form(), relative_error(simulation.output, expected), simulation.run)
 
 
 def _refuse_options_of_other_targets(ctx: typer.Context, target: str) -> None:

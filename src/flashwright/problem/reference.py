@@ -39,20 +39,58 @@ def reference_forward(
     scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
-    rows, keys = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])
-    position = rows + (k.shape[2] - q.shape[2] if window.bottom_right else 0)
-    seen = np.ones(scores.shape[-2:], bool)
-    if window.left is not None:
-        seen &= keys >= position - window.left
-    if window.right is not None:
-        seen &= keys <= position + window.right
-    scores = np.where(seen, scores, -np.inf)
+    scores = np.where(seen_keys(q.shape[2], k.shape[2], window), scores, -np.inf)
     maximum = scores.max(axis=-1, keepdims=True)
     exponentials = np.exp(scores - np.where(np.isinf(maximum), 0, maximum))
     total = exponentials.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = np.where(total > 0, maximum + np.log(total), -np.inf)[..., 0]
     return np.where(total > 0, exponentials / np.where(total > 0, total, 1), 0) @ v, lse
+
+
+def reference_backward(
+    do: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float | None = None,
+    window: Window = FULL,
+    softcap: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The gradients of q, k and v in float64, from that of the output."""
+    do, q, k, v = (x.astype(np.float64) for x in (do, q, k, v))
+    group = q.shape[1] // k.shape[1]
+    repeated_k, repeated_v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    _, lse = reference_forward(q, k, v, scale=scale, window=window, softcap=softcap)
+    scores = q @ repeated_k.swapaxes(-1, -2) * factor
+    slope: np.ndarray | float = 1.0
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+        slope = 1 - (scores / softcap) ** 2
+    seen = seen_keys(q.shape[2], k.shape[2], window)
+    with np.errstate(invalid="ignore"):  # a row that attends to no key: -inf - -inf
+        probabilities = np.where(seen, np.exp(scores - lse[..., None]), 0.0)
+    probabilities = np.nan_to_num(probabilities, nan=0.0, posinf=0.0)
+    of_probabilities = do @ repeated_v.swapaxes(-1, -2)
+    delta = (probabilities * of_probabilities).sum(axis=-1, keepdims=True)
+    of_scores = probabilities * (of_probabilities - delta) * slope * factor
+    dk, dv = of_scores.swapaxes(-1, -2) @ q, probabilities.swapaxes(-1, -2) @ do
+    of_groups = (k.shape[0], k.shape[1], group, *k.shape[2:])
+    return of_scores @ repeated_k, dk.reshape(of_groups).sum(axis=2), dv.reshape(of_groups).sum(axis=2)
+
+
+def seen_keys(rows: int, keys: int, window: Window) -> np.ndarray:
+    """[row, key]: whether a row attends to a key."""
+    key = np.arange(keys)
+    position = np.arange(rows)[:, None] + (keys - rows if window.bottom_right else 0)
+    seen = np.ones((rows, keys), bool)
+    if window.left is not None:
+        seen &= key >= position - window.left
+    if window.right is not None:
+        seen &= key <= position + window.right
+    return seen
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:

@@ -191,7 +191,7 @@ def simulate_decode(
     split_units: int = 0,
     multiprocessors: int = SIMULATED_MULTIPROCESSORS,
     arch: str = OLDEST,
-    check_hazards: bool = True,
+    check_hazards: HazardChecks = True,
     launches: int = 1,
     **launch_options: Any,
 ) -> ForwardSimulation:
