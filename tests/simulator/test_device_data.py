@@ -135,6 +135,18 @@ def test_what_a_kernel_wrote_may_be_read_even_if_hazards_were_ignored() -> None:
     assert gpu.to_host(second).view(np.int32).tolist() == list(range(16))
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_every_byte_counts_whatever_the_width_and_the_alignment(dtype: type) -> None:
+    size = np.dtype(dtype).itemsize
+    source = "__global__ void k(int *out, const unsigned char *in) { out[threadIdx.x] = in[threadIdx.x]; }"
+    gpu = SimulatedGPU()
+    module = gpu.load(compile_cuda(source))
+    buffer, out = gpu.allocate(21), gpu.to_device(np.zeros(21, np.int32))
+    gpu.write(buffer + 3, np.zeros(1, dtype))
+    run = module.launch(module.kernels[0], 1, 21, 0, [out, buffer], check_hazards="collect")
+    assert [finding.count for finding in run.findings] == [21 - size]
+
+
 def test_atomics_read_what_they_change() -> None:
     gpu = SimulatedGPU()
     module = gpu.load(compile_cuda('extern "C" __global__ void k(int *p) { atomicAdd(p, 1); }'))

@@ -19,6 +19,7 @@ _ALIGNMENT = 256  # what cudaMalloc guarantees
 _GUARD_BYTES = 4096  # unmapped bytes after each allocation, so that small overruns never reach a neighbour
 _QUARANTINE_BYTES = 64 << 20  # freed memory is kept this long before its addresses are used again
 _UNINITIALISED = 0xFF  # NaN in every floating-point type
+_WORD_BYTES = 8  # of the largest integers
 
 
 @dataclass
@@ -32,6 +33,15 @@ class Allocation:
     @property
     def end(self) -> int:
         return self.address + self.size
+
+
+def _words(unwritten: np.ndarray, offsets: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Bytes at offsets as whole words of a view, with the words of each offset; None: they are none."""
+    word = min(width, _WORD_BYTES)
+    if width not in WIDTH_DTYPES or (offsets & (word - 1)).any():
+        return None
+    first = offsets >> WIDTH_SHIFT[word]
+    return unwritten.view(WIDTH_DTYPES[word]), first[:, None] + np.arange(width // word)
 
 
 class GlobalMemory:
@@ -68,7 +78,8 @@ class GlobalMemory:
         self._allocations[allocation.address] = allocation
         self.bytes[offset : offset + size] = _UNINITIALISED
         if size:
-            allocation.unwritten = np.ones(size, bool)
+            allocation.unwritten = np.zeros(-(-size // _WORD_BYTES) * _WORD_BYTES, bool)
+            allocation.unwritten[:size] = True
             self._unwritten.add(allocation.address)
         return allocation.address
 
@@ -169,8 +180,10 @@ class GlobalMemory:
     def mark_written(self, addresses: np.ndarray, width: int) -> None:
         """``width`` bytes at each address, checked before, have a value from now on."""
         for unwritten, offsets, _ in self._unwritten_parts(addresses):
-            if width in WIDTH_DTYPES:
-                unwritten[offsets[:, None] + np.arange(width)] = False
+            words = _words(unwritten, offsets, width)
+            if words is not None:
+                view, index = words
+                view[index] = 0
             else:
                 for offset in offsets:
                     unwritten[offset : offset + width] = False
@@ -192,8 +205,10 @@ class GlobalMemory:
         """Positions of the addresses whose ``width`` bytes include some that nobody has written."""
         found = []
         for unwritten, offsets, positions in self._unwritten_parts(addresses):
-            if width in WIDTH_DTYPES:
-                bad = unwritten[offsets[:, None] + np.arange(width)].any(axis=1)
+            words = _words(unwritten, offsets, width)
+            if words is not None:
+                view, index = words
+                bad = (view[index] != 0).any(axis=1)
             else:
                 bad = np.array([unwritten[offset : offset + width].any() for offset in offsets])
             found.append(positions[bad])
