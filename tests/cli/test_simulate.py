@@ -104,6 +104,7 @@ def test_random_arguments_differ_from_each_other_and_repeat_with_their_seed(
     [
         (("--arg", "f33:1"), "--arg: 'f33:1' is not an argument; expected TYPE:VALUE, FILE.npy"),
         (("--arg", "i8:1000"), "--arg: 'i8:1000'"),
+        (("--arg", "bf16:e"), "--arg: 'bf16:e': could not convert string to float"),
         (("--arg", "zeros:f32:4x"), "'4x' is not a size; expected a number, or a shape as 64x128"),
         (("--arg", "missing.npy"), "missing.npy"),
         (("--arg", "range:f32:a"), "--arg: 'range:f32:a'"),

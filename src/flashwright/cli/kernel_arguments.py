@@ -72,7 +72,7 @@ def _parsed(text: str, generator: np.random.Generator) -> Any:
         case ["bytes", digits]:
             return bytes.fromhex(digits)
         case [type_name, value] if type_name in ARGUMENT_TYPES:
-            return ARGUMENT_TYPES[type_name].type(value)
+            return _scalar(ARGUMENT_TYPES[type_name], value)
     return None
 
 
@@ -95,10 +95,15 @@ def _filled(fill: str, dtype: np.dtype[Any], shape: tuple[int, ...], generator: 
     if fill == "empty":
         return Uninitialised(shape, dtype)
     if fill != "random":
-        return np.full(shape, int(fill == "ones")).astype(dtype)
+        return np.zeros(shape, dtype) if fill == "zeros" else np.ones(shape, dtype)
     if dtype.kind in "iu":
         return generator.integers(0, _LARGEST_RANDOM_INTEGER, shape).astype(dtype)
     return generator.standard_normal(shape).astype(dtype)
+
+
+def _scalar(dtype: np.dtype[Any], text: str) -> Any:
+    # Python reads the number: ml_dtypes crashes on text that is none.
+    return dtype.type(int(text, 0) if dtype.kind in "iu" else float(text))
 
 
 def _shape(text: str) -> tuple[int, ...]:
