@@ -106,6 +106,15 @@ def test_what_is_no_ptx_is_named(content: bytes, message: str, tmp_path: Path) -
             SimulatedGPU().load(source)
 
 
+@pytest.mark.parametrize("number", ["8.", "align", "0f3f800000"])
+def test_a_number_that_is_no_integer_is_named_with_its_line(number: str) -> None:
+    text = (
+        f".version 8.5\n.target sm_80\n.address_size 64\n.visible .entry k(.param .align {number} .b8 a[16]) {{ ret; }}"
+    )
+    with pytest.raises(PtxSyntaxError, match=f"PTX line 4: expected an integer, found '{number}'"):
+        SimulatedGPU().load(text)
+
+
 # Memory that nobody wrote --------------------------------------------------------------------------------
 
 

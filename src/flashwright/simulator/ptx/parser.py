@@ -190,9 +190,10 @@ class _Parser:
     def integer(self) -> int:
         negative = self.accept("-")
         token = self.next()
-        if token.kind != "number":
-            raise self.error(f"expected an integer, found {token.text!r}", token)
-        value = int(token.text.rstrip("U"), 0)
+        try:
+            value = int(token.text.rstrip("U"), 0)
+        except ValueError:
+            raise self.error(f"expected an integer, found {token.text!r}", token) from None
         return -value if negative else value
 
     def declaration(self, is_extern: bool, terminated: bool = True) -> list[Variable]:
