@@ -140,7 +140,7 @@ def test_files_that_are_no_ptx_are_named(content: bytes, message: str, tmp_path:
 ENDLESS = """.version 8.5
 .target sm_80
 .address_size 64
-.visible .entry k() { L: bra L; }
+.visible .entry k() { .reg .b32 %r1; mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; bra L; }
 """
 
 
@@ -164,6 +164,18 @@ def test_the_page_of_the_simulator_shows_a_kernel_and_commands_that_run(
         code, _, error = flashwright(*shlex.split(shown))
         assert code == 0, f"{shown}: {error}"
     assert (tmp_path / "saxpy.sarif").is_file()
+
+
+def test_what_a_kernel_prints_is_no_part_of_the_json(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def printing(*arguments: Any, **options: Any) -> Any:
+        print("hello from the kernel")
+        return simulate_kernel(*arguments, **options)
+
+    monkeypatch.setattr(command, "simulate_kernel", printing)
+    launch = ("simulate", kernel, *LAUNCH, "--no-hazards")
+    assert flashwright(*launch)[1].startswith("hello from the kernel\n")
+    code, out, error = flashwright(*launch, "--json")
+    assert code == 0 and json.loads(out)["kernel"] and "hello from the kernel" in error
 
 
 # Configs -----------------------------------------------------------------------------------------------------

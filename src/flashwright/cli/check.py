@@ -132,7 +132,7 @@ def _launches(ctx: typer.Context, target: str) -> list[dict[str, Any]]:
 
 def _checked(file: FileCheck, options: dict[str, Any]) -> CheckedLaunch:
     known = {name: value for name, value in options.items() if name not in _OF_THE_REPORT and name != "hazards"}
-    with simulating() as progress:
+    with simulating(keep_stdout=True) as progress:
         return file.launch(
             check_hazards=hazard_checks(f"collect,{options['hazards'] or 'collect'}"),
             progress=progress,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 import typer
 from rich.console import Console
@@ -15,10 +16,11 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def simulating() -> Iterator[Callable[[int, int], None]]:
+def simulating(keep_stdout: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Yields what a launch calls with the thread blocks that are done and those of the grid.
 
-    A terminal shows a bar; Ctrl-C ends the command with a message and exit code 130.
+    A terminal shows a bar; Ctrl-C ends the command with a message and exit code 130. ``keep_stdout`` keeps standard
+    output for the command's own report: what a kernel prints goes to standard error.
     """
     console = Console(stderr=True)
     columns = (
@@ -30,7 +32,10 @@ def simulating() -> Iterator[Callable[[int, int], None]]:
         TimeElapsedColumn(),
     )
     started, reached = time.monotonic(), (0, 0)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with (
+        redirect_stdout(sys.stderr if keep_stdout else sys.stdout),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
         task = bar.add_task("", total=None)
 
         def report(done: int, blocks: int) -> None:

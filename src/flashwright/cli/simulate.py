@@ -110,7 +110,7 @@ def simulate(
             include=include, define=define, nvrtc=nvrtc, arch=arch, step_limit=step_limit,
         )  # fmt: skip
         places = _places(save or [], len(launch["args"]))
-        with simulating() as progress:
+        with simulating(keep_stdout=as_json) as progress:
             simulation = simulate_kernel(Path(target), **launch, check_hazards=checks, progress=progress)
         for index, path in places.items():
             np.save(path, simulation.args[index])
@@ -123,7 +123,7 @@ def simulate(
         tile_shapes(config)
         options = attention_options(causal, window, softcap)
         limits = {} if step_limit is None else {"step_limit": step_limit}
-        with simulating() as progress:
+        with simulating(keep_stdout=as_json) as progress:
             result = simulate_config(
                 config, rows=rows, keys=keys, heads=heads, kv_heads=kv_heads, options=options, arch=arch or OLDEST,
                 check_hazards=checks, progress=progress, **limits,
