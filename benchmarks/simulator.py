@@ -1,4 +1,4 @@
-"""How fast the simulator loads and runs kernels: the package's own, and those of nvcc and Triton in its tests.
+"""How fast the simulator loads and runs kernels: the package's own, and those of other people in its tests.
 
     python benchmarks/simulator.py [--repeats 5] [--case NAME] [--output FILE] [--compare FILE [--limit 1.25]]
 
@@ -10,9 +10,11 @@ ends with exit code 1 if anything takes longer than `--limit` times as long. Nee
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import platform
+import struct
 import sys
 import tempfile
 import time
@@ -71,34 +73,71 @@ def own_case(short_form: str) -> Case:
     return Case(kernel.ptx, kernel.arch, lambda checks: simulate_forward(config, *inputs, check_hazards=checks).run)
 
 
-def foreign_case(file: str, arch: str, grid: int, block: int, shared_bytes: int, arguments: Sequence[Any]) -> Case:
-    """The only kernel of a PTX file; arrays become pointers."""
-    ptx = (FOREIGN / file).read_text()
+def foreign_case(
+    file: str,
+    arch: str,
+    grid: Sequence[int] | int,
+    block: int,
+    shared_bytes: int,
+    arguments: Callable[[SimulatedGPU], Sequence[Any]],
+    kernel: str | None = None,
+) -> Case:
+    """A kernel of a PTX file, the only one unless it is named."""
+    data = (FOREIGN / file).read_bytes()
+    ptx = (gzip.decompress(data) if file.endswith(".gz") else data).decode()
 
     def run(checks: bool) -> Run:
         gpu = SimulatedGPU(arch)
         module = gpu.load(ptx)
-        passed = [gpu.to_device(item) if isinstance(item, np.ndarray) else item for item in arguments]
-        return module.launch(module.kernels[0], grid, block, shared_bytes, passed, check_hazards=checks)
+        name = kernel or module.kernels[0]
+        return module.launch(name, grid, block, shared_bytes, arguments(gpu), check_hazards=checks)
 
     return Case(ptx, arch, run)
 
 
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def on_device(*items: Any) -> Callable[[SimulatedGPU], Sequence[Any]]:
+    """Arguments of which arrays become pointers."""
+    return lambda gpu: [gpu.to_device(item) if isinstance(item, np.ndarray) else item for item in items]
+
+
 def nvcc_saxpy() -> Case:
-    x = np.arange(1 << 20, dtype=np.float32)
-    return foreign_case("nvcc_saxpy.ptx", "sm_80", 512, 256, 0, [x, x, np.float32(2), np.int32(x.size)])
+    x, y = random(1 << 20), random(1 << 20)
+    return foreign_case("nvcc_saxpy.ptx", "sm_80", 512, 256, 0, on_device(y, x, np.float32(2), np.int32(x.size)))
 
 
 def triton_softmax() -> Case:
-    x = np.random.default_rng(0).standard_normal((512, 200)).astype(np.float32)
-    return foreign_case("triton_softmax.ptx", "sm_90", 512, 128, 16, [x, np.zeros_like(x), np.int32(200), 0, 0])
+    x = random(512, 200)
+    return foreign_case(
+        "triton_softmax.ptx", "sm_80", 512, 128, 16, on_device(x, np.zeros_like(x), np.int32(200), 0, 0)
+    )
 
 
 def triton_matmul() -> Case:
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((2048, 512), (512, 64)))
+    a, b = (random(*shape).astype(ml_dtypes.bfloat16) for shape in ((2048, 512), (512, 64)))
     out = np.zeros((2048, 64), np.float32)
-    return foreign_case("triton_matmul.ptx", "sm_80", 32, 128, 16384, [a, b, out, np.int32(512), 0, 0])
+    return foreign_case("triton_matmul.ptx", "sm_80", 32, 128, 16384, on_device(a, b, out, np.int32(512), 0, 0))
+
+
+def triton_attention(file: str, arch: str, shared_bytes: int) -> Case:
+    q, k, v, out = (random(4, 384, 64).astype(ml_dtypes.bfloat16) for _ in range(4))
+    arguments = on_device(q, k, v, out, random(4, 384), np.int32(384), np.float32(0.125), 0, 0)
+    return foreign_case(file, arch, (6, 4), 128, shared_bytes, arguments)
+
+
+def flash_attention_2() -> Case:
+    def arguments(gpu: SimulatedGPU) -> Sequence[Any]:
+        """One structure: eleven pointers (q, k, v, o, …, lse, …), sizes, scale."""
+        q, k, v, out = (gpu.to_device(random(1, 256, 4, 64).astype(ml_dtypes.bfloat16)) for _ in range(4))
+        lse = gpu.to_device(random(1, 4, 256))
+        return [struct.pack("<11Q5if", q, k, v, out, 0, 0, 0, 0, lse, 0, 0, 1, 4, 4, 256, 256, 0.125)]
+
+    return foreign_case(
+        "nvcc_flash_attention_2.ptx.gz", "sm_80", (4, 1, 4), 128, 3 * 64 * 64 * 2, arguments, "fa2_forward"
+    )
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -106,6 +145,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "nvcc-saxpy": nvcc_saxpy,
     "triton-softmax": triton_softmax,
     "triton-matmul": triton_matmul,
+    "triton-attention-mma": lambda: triton_attention("triton_attention_sm80.ptx.gz", "sm_80", 40960),
+    "triton-attention-wgmma": lambda: triton_attention("triton_attention_sm90.ptx.gz", "sm_90a", 57344),
+    "flash-attention-2": flash_attention_2,
 }
 
 
