@@ -166,16 +166,38 @@ def test_the_page_of_the_simulator_shows_a_kernel_and_commands_that_run(
     assert (tmp_path / "saxpy.sarif").is_file()
 
 
-def test_what_a_kernel_prints_is_no_part_of_the_json(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def printing(*arguments: Any, **options: Any) -> Any:
-        print("hello from the kernel")
-        return simulate_kernel(*arguments, **options)
+def test_what_a_kernel_prints_is_no_part_of_the_json(tmp_path: Path) -> None:
+    file = tmp_path / "talking.cu"
+    file.write_text('__global__ void k() { if (threadIdx.x == 7) printf("hello from thread %d\\n", threadIdx.x); }')
+    assert flashwright("simulate", str(file))[1].startswith("hello from thread 7\n")
+    code, out, error = flashwright("simulate", str(file), "--json")
+    assert code == 0 and json.loads(out)["grid"] == [1, 1, 1]
+    assert error == "hello from thread 7\n"
 
-    monkeypatch.setattr(command, "simulate_kernel", printing)
-    launch = ("simulate", kernel, *LAUNCH, "--no-hazards")
-    assert flashwright(*launch)[1].startswith("hello from the kernel\n")
-    code, out, error = flashwright(*launch, "--json")
-    assert code == 0 and json.loads(out)["kernel"] and "hello from the kernel" in error
+
+def test_clusters_and_spurious_waits_reach_the_launch(tmp_path: Path) -> None:
+    file = tmp_path / "k.cu"
+    file.write_text(
+        """__global__ void k(unsigned *blocks, unsigned *answers) {
+        __shared__ unsigned long long barrier;
+        unsigned place = (unsigned)__cvta_generic_to_shared(&barrier), done = 0, size;
+        asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+        *blocks = size;
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(place) : "memory");
+        asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" :: "r"(place) : "memory");
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(place) : "memory");
+        *answers = done; }"""
+    )
+    arguments = ("--arch", "sm_90", "--block", "1", "--arg", "empty:u32:1", "--arg", "empty:u32:1")
+    found = []
+    for options in ((), ("--grid", "4", "--cluster", "2", "--spurious-waits")):
+        saved = [str(tmp_path / f"{name}.npy") for name in ("blocks", "answers")]
+        save = [text for index, name in enumerate(saved) for text in ("--save", f"{index}={name}")]
+        code, _, error = flashwright("simulate", str(file), *arguments, *options, *save)
+        assert code == 0, error
+        found.append([int(np.load(name)[0]) for name in saved])
+    assert found == [[1, 1], [2, 0]]
 
 
 # Configs -----------------------------------------------------------------------------------------------------

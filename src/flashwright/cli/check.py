@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from flashwright.cli.kernel_options import (
+    LAUNCH_PARAMETERS,
     ArgOption,
     BlockOption,
+    ClusterOption,
     CompilerOption,
     DefineOption,
     GridOption,
@@ -26,6 +28,7 @@ from flashwright.cli.kernel_options import (
     SeedOption,
     SetOption,
     SharedBytesOption,
+    SpuriousWaitsOption,
     StepLimitOption,
     given_options,
     hazard_checks,
@@ -42,7 +45,6 @@ from flashwright.workbench.check.text import text_report
 FOUND, NOT_CHECKED = 1, 2
 """Exit codes: something was found; the kernel could not be run."""
 _OF_THE_REPORT = {"targets", "report_format", "output"}
-_OF_A_LAUNCH = {"kernel", "grid", "block", "shared_bytes", "arg", "set_", "seed"}
 _DIRECTIVE = re.compile(r"^\s*//\s*flashwright check:(.*)$", re.MULTILINE)
 
 
@@ -58,7 +60,9 @@ def check(
     kernel: KernelOption = None,
     grid: GridOption = "1",
     block: BlockOption = "32",
+    cluster: ClusterOption = None,
     shared_bytes: SharedBytesOption = 0,
+    spurious_waits: SpuriousWaitsOption = False,
     arg: ArgOption = None,
     set_: SetOption = None,
     seed: SeedOption = 0,
@@ -115,7 +119,7 @@ def _launches(ctx: typer.Context, target: str) -> list[dict[str, Any]]:
     """The options of each launch: those of the command line, or those that the file has in comments."""
     lines = _DIRECTIVE.findall(Path(target).read_text("utf-8", "replace"))
     given = given_options(ctx).keys()
-    if not lines or given & _OF_A_LAUNCH:
+    if not lines or given & LAUNCH_PARAMETERS:
         return [ctx.params]
     launches = []
     for line in lines:

@@ -21,6 +21,22 @@ KernelOption = Annotated[
 ]
 GridOption = Annotated[str, typer.Option(help="Thread blocks, as X or X,Y,Z.", rich_help_panel=LAUNCH_PANEL)]
 BlockOption = Annotated[str, typer.Option(help="Threads per block, as X or X,Y,Z.", rich_help_panel=LAUNCH_PANEL)]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Thread blocks in a cluster, as X or X,Y,Z.",
+        show_default="what the kernel was compiled for",
+        rich_help_panel=LAUNCH_PANEL,
+    ),
+]
+SpuriousWaitsOption = Annotated[
+    bool,
+    typer.Option(
+        "--spurious-waits",
+        help="Waits for mbarriers fail now and then, as they may on a GPU.",
+        rich_help_panel=LAUNCH_PANEL,
+    ),
+]
 SharedBytesOption = Annotated[int, typer.Option(min=0, help="Dynamic shared memory.", rich_help_panel=LAUNCH_PANEL)]
 ArgOption = Annotated[list[str] | None, typer.Option(help=ARGUMENT_HELP, rich_help_panel=LAUNCH_PANEL)]
 SetOption = Annotated[
@@ -57,6 +73,10 @@ StepLimitOption = Annotated[
 ]
 
 
+LAUNCH_PARAMETERS = {"kernel", "grid", "block", "cluster", "shared_bytes", "arg", "set_", "seed"}
+"""Parameters of commands that say what is launched."""
+
+
 def given_options(ctx: Any) -> dict[str, str]:
     """Parameter → option, as `set_` → `--set`, of what stands on the command line; ``ctx`` is a context of typer's."""
     sources = {parameter: ctx.get_parameter_source(parameter.name or "") for parameter in ctx.command.params}
@@ -90,7 +110,9 @@ def launch_arguments(
     kernel: str | None,
     grid: str,
     block: str,
+    cluster: str | None,
     shared_bytes: int,
+    spurious_waits: bool,
     arg: Sequence[str] | None,
     set_: Sequence[str] | None,
     seed: int,
@@ -106,7 +128,9 @@ def launch_arguments(
         "kernel": kernel,
         "grid": _dimensions("--grid", grid),
         "block": _dimensions("--block", block),
+        "cluster": None if cluster is None else _dimensions("--cluster", cluster),
         "shared_bytes": shared_bytes,
+        "spurious_waits": spurious_waits,
         "args": parse_arguments(arg or [], seed),
         "variables": _variables(set_ or [], seed),
         "include": include or [],

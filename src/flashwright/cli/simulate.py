@@ -20,8 +20,10 @@ from flashwright.cli.attention_options import (
 )
 from flashwright.cli.kernel_options import (
     LAUNCH_PANEL,
+    LAUNCH_PARAMETERS,
     ArgOption,
     BlockOption,
+    ClusterOption,
     CompilerOption,
     DefineOption,
     GridOption,
@@ -31,6 +33,7 @@ from flashwright.cli.kernel_options import (
     SeedOption,
     SetOption,
     SharedBytesOption,
+    SpuriousWaitsOption,
     StepLimitOption,
     given_options,
     hazard_checks,
@@ -47,7 +50,7 @@ from flashwright.simulation.source import CUDA_SUFFIXES, PTX_SUFFIX
 
 # Parameters that say something about one kind of target only.
 _OF_CUDA = {"include", "define", "nvrtc"}
-_OF_KERNELS = {"kernel", "grid", "block", "shared_bytes", "arg", "set_", "seed", "save", *_OF_CUDA}
+_OF_KERNELS = {*LAUNCH_PARAMETERS, "spurious_waits", "save", *_OF_CUDA}
 _OF_CONFIGS = {"rows", "keys", "heads", "kv_heads", "causal", "window", "softcap"}
 
 
@@ -60,7 +63,9 @@ def simulate(
     kernel: KernelOption = None,
     grid: GridOption = "1",
     block: BlockOption = "32",
+    cluster: ClusterOption = None,
     shared_bytes: SharedBytesOption = 0,
+    spurious_waits: SpuriousWaitsOption = False,
     arg: ArgOption = None,
     set_: SetOption = None,
     seed: SeedOption = 0,
@@ -106,8 +111,9 @@ def simulate(
     result: SimulatedConfig | SimulatedFile
     if target.endswith((*CUDA_SUFFIXES, PTX_SUFFIX)):
         launch = launch_arguments(
-            kernel=kernel, grid=grid, block=block, shared_bytes=shared_bytes, arg=arg, set_=set_, seed=seed,
-            include=include, define=define, nvrtc=nvrtc, arch=arch, step_limit=step_limit,
+            kernel=kernel, grid=grid, block=block, cluster=cluster, shared_bytes=shared_bytes,
+            spurious_waits=spurious_waits, arg=arg, set_=set_, seed=seed, include=include, define=define, nvrtc=nvrtc,
+            arch=arch, step_limit=step_limit,
         )  # fmt: skip
         places = _places(save or [], len(launch["args"]))
         with simulating(keep_stdout=as_json) as progress:
