@@ -52,7 +52,7 @@ def user_module(
     ``kernel`` may be a C++ expression (`scale<float, 4>`), which instantiates a template.
     """
     path = _path_of(source)
-    name = "kernel.cu" if path is None else str(path)
+    name = "kernel.cu" if path is None else _shown(path)
     content = source if path is None else path.read_bytes()
     assert isinstance(content, (str, bytes))
     if not is_cuda(source):
@@ -76,6 +76,12 @@ def user_module(
         hints = [hint for words, hint in _HINTS.items() if words in error.log]
         raise CompileError(name, arch, "\n".join([error.log.strip(), *hints])) from None
     return UserModule(program.ptx, arch, name, cuda, program.name)
+
+
+def _shown(path: Path) -> str:
+    """A file's name in line information and reports: relative to the working directory, if it is below that."""
+    working = Path.cwd()
+    return str(path.relative_to(working) if path.is_relative_to(working) else path)
 
 
 def is_expression(kernel: str) -> bool:
