@@ -52,9 +52,11 @@ def simulate_config(
     options = options or AttentionOptions()
     if kv_heads is not None and heads % kv_heads:
         raise ValueError(f"kv_heads: {kv_heads} heads of k and v do not divide {heads} heads of q")
+    operation = family_of(config).operation.name
+    if operation not in _OPERATIONS:
+        raise ValueError(f"{config}: kernels of {operation} are not simulated; those of {', '.join(_OPERATIONS)} are")
     inputs = random_inputs(config, heads=heads, rows=rows, kv_heads=kv_heads, keys=keys)
-    simulate = _OPERATIONS[family_of(config).operation.name]
-    return simulate(config, inputs, options, simulation_options)
+    return _OPERATIONS[operation](config, inputs, options, simulation_options)
 
 
 Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
