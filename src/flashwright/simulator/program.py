@@ -58,8 +58,7 @@ class BoundInstruction:
     def successors(self, pc: int) -> tuple[int, ...]:
         """Where threads can go from here; END: they end."""
         targets = (pc + 1,) if self.operation.targets is None else self.operation.targets or (END,)
-        skipped = self.skip_to(pc)
-        return tuple(dict.fromkeys((*targets, skipped) if self.guard >= 0 else targets))
+        return targets if self.guard < 0 or self.skip_to(pc) in targets else (*targets, self.skip_to(pc))
 
 
 @dataclass
@@ -69,6 +68,7 @@ class Program:
     name: str
     parameters: list[Variable]
     code: list[BoundInstruction] = field(default_factory=list)
+    flow: ControlFlow = field(default_factory=lambda: ControlFlow([(END,)]))
     slots: list[Slot] = field(default_factory=list)
     special_slots: dict[str, int] = field(default_factory=dict)
     static_shared_bytes: int = 0
@@ -101,11 +101,6 @@ class Program:
             )
             for pc, (item, order) in enumerate(zip(self.code, self.flow.order, strict=True))
         ]
-
-    @cached_property
-    def flow(self) -> ControlFlow:
-        """Where threads that went different ways meet again."""
-        return ControlFlow([item.successors(pc) for pc, item in enumerate(self.code)])
 
 
 @dataclass
@@ -152,6 +147,7 @@ class ProgramBuilder:
             offset += variable.size
         self._expand(self.entry, kernel_parameters, ())
         self._bind_all()
+        self.program.flow = ControlFlow([item.successors(pc) for pc, item in enumerate(self.program.code)])
         return self.program
 
     # Layout ------------------------------------------------------------------------------------------
