@@ -18,6 +18,7 @@ BLOCK = 512  # eight blocks in a wave
 def run(body: str, blocks: int, block: int = BLOCK, **options: object) -> tuple[np.ndarray, Run]:
     """``out`` has a word per block, ``state`` 64 words that are 0 at first."""
     ptx = compile_cuda(
+        "__device__ __noinline__ int look(volatile int *flag) { return *flag; }"
         'extern "C" __global__ void k(int *out, volatile int *state) {'
         f"const int t = threadIdx.x, b = blockIdx.x, n = gridDim.x; {body} }}"
     )
@@ -128,6 +129,7 @@ SPINS = {
     "on a lock that is never released": "while (atomicCAS((int *)state, 0, 1) != 0);",
     "on nothing": 'while (true) asm volatile("nanosleep.u32 8;");',
     "until a time that does not pass": "long long end = clock64() + 1000; while (clock64() < end);",
+    "in a function": "while (look(state) == 0);",
     "one lane for all": "for (int s = 0; !s;) { if (t % 32 == 0) s = state[1]; s = __shfl_sync(~0u, s, 0); }",
 }
 

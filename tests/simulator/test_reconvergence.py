@@ -94,15 +94,36 @@ def test_a_loop_that_lanes_continue_from_several_places() -> None:
     assert executed(done, "st.global") == 5
 
 
-def test_lanes_wait_at_the_join_for_one_that_waits_on_its_way() -> None:
+@pytest.mark.parametrize("other_side", ["bra JOIN;", "add.u32 %r1, %r1, 1; bra JOIN;"], ids=["empty", "not empty"])
+def test_lanes_wait_at_the_join_for_one_that_waits_on_its_way(other_side: str) -> None:
     """Lane 0 of warp 0 waits for the other warp; its store is still one with that of the other lanes."""
+    out, done = run(
+        kernel(f"""setp.eq.u32 %p1, %lane, 0; mov.u32 %r1, 0;
+            @%p1 mbarrier.init.shared.b64 [barrier], 1;
+            bar.sync 0;
+            setp.ge.u32 %p2, %lane, 32; @%p2 bra OTHER;
+            @%p1 bra WAIT;
+            {other_side}
+            WAIT: mbarrier.try_wait.parity.shared.b64 %p3, [barrier], 0; @!%p3 bra WAIT;
+            JOIN: st.global.u32 [%out], 1; ret;
+            OTHER: setp.eq.u32 %p1, %lane, 32; @!%p1 ret; mbarrier.arrive.shared.b64 _, [barrier]; ret;"""),
+        block=64,
+    )
+    assert (out == np.repeat([1, 0], 32)).all()
+    assert executed(done, "st.global") == 1
+
+
+def test_lanes_wait_at_the_join_from_both_sides() -> None:
+    """Even lanes wait first; odd lanes come to the join by a way of their own, without a pause."""
     out, done = run(
         kernel("""setp.eq.u32 %p1, %lane, 0;
             @%p1 mbarrier.init.shared.b64 [barrier], 1;
             bar.sync 0;
             setp.ge.u32 %p2, %lane, 32; @%p2 bra OTHER;
-            @!%p1 bra JOIN;
+            @%odd bra ODD;
             WAIT: mbarrier.try_wait.parity.shared.b64 %p3, [barrier], 0; @!%p3 bra WAIT;
+            bra JOIN;
+            ODD: add.u32 %r1, %r1, 1;
             JOIN: st.global.u32 [%out], 1; ret;
             OTHER: setp.eq.u32 %p1, %lane, 32; @!%p1 ret; mbarrier.arrive.shared.b64 _, [barrier]; ret;"""),
         block=64,

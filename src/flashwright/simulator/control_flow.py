@@ -46,6 +46,13 @@ class ControlFlow:
         """Whether lanes that a branch separated meet here."""
         return pc in self._meeting_points
 
+    def next_meeting_point(self, pc: int) -> int | None:
+        """The first place ahead where lanes that a branch separated meet; None: there is none."""
+        point = self.meeting_point(pc)
+        while point is not None and point not in self._meeting_points:
+            point = self.meeting_point(point)
+        return point
+
     def meeting_point(self, pc: int) -> int | None:
         """Where lanes that go around the instruction's basic block meet those that come through it; None: nowhere."""
         parent = self._parent[self._block_of[pc]]

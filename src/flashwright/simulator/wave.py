@@ -142,6 +142,7 @@ class Wave:
         self.mask: np.ndarray | None = None
         self.merge: np.ndarray | None = None
         self._lanes: np.ndarray | None = None
+        self._stops_at_meeting_points = False
         self.ordering: Ordering | None = None  # of the strong access that is being executed
         zeros = {bits: np.zeros(self.threads, raw) for bits, raw in RAW_DTYPES.items()}
         false = np.zeros(self.threads, bool)
@@ -297,7 +298,8 @@ class Wave:
         spinning = self.spinning
         spinning.begin_turn(pc, mask)
         groups, gathering, meeting = scheduler.groups, self.convergence.aligned, self.meetings.waiting
-        limit = self._next_stop(steps[pc][5], yields_to_earlier)
+        self._stops_at_meeting_points = self.mask is not None and self.meetings.stops_at_meeting_points(mask)
+        limit = self._next_stop(pc, yields_to_earlier, arrives=False)
         quantum = _FAIRNESS_QUANTUM
         while True:
             execute, guard, negated, is_control, skip_to, place = steps[pc]
@@ -334,8 +336,8 @@ class Wave:
                 spinning.acted()
                 return False
             limit = FAR
-            if groups or gathering or meeting:
-                limit = self._next_stop(steps[pc][5], yields_to_earlier)
+            if groups or gathering or meeting or self._stops_at_meeting_points:
+                limit = self._next_stop(pc, yields_to_earlier)
             if pc <= self.pc:
                 verdict = Verdict.GO_ON
                 quantum -= 1
@@ -353,13 +355,22 @@ class Wave:
         spinning.acted()
         return False
 
-    def _next_stop(self, place: int, yields_to_earlier: bool) -> int:
-        """The place in the program's order at which a group that stands at ``place`` has to stop."""
+    def _next_stop(self, pc: int, yields_to_earlier: bool, arrives: bool = True) -> int:
+        """The place in the program's order at which a group that stands at ``pc`` has to stop.
+
+        If it ``arrives`` there, that may be the place; if its turn begins there, it may go on.
+        """
+        flow = self.program.flow
+        place = flow.order[pc]
+        first = place if arrives else place + 1
         stop = self.scheduler.first_place(0 if yields_to_earlier else place)
         if self.convergence.aligned:
-            stop = min(stop, self.convergence.next_place(place))
+            stop = min(stop, self.convergence.next_place(first))
         if self.meetings.waiting:
-            stop = min(stop, self.meetings.next_place(place))
+            stop = min(stop, self.meetings.next_place(first))
+        if self._stops_at_meeting_points:
+            point = pc if arrives and flow.is_meeting_point(pc) else flow.next_meeting_point(pc)
+            stop = stop if point is None else min(stop, flow.order[point])
         return stop
 
     def postpone(self, mask: np.ndarray) -> None:

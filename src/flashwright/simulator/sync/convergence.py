@@ -76,11 +76,11 @@ class Convergence:
         return True
 
     def next_place(self, place: int) -> int:
-        """The first place in the program's order, after ``place``, that no lane may pass without a look."""
+        """The first place in the program's order, from ``place`` on, that no lane may pass without a look."""
         flow = self._wave.program.flow
         points = [flow.meeting_point(pc) for pc in self.aligned]
         places = [flow.order[point] for point in points if point is not None]
-        return min((found for found in places if found > place), default=FAR)
+        return min((found for found in places if found >= place), default=FAR)
 
     def refuse_passing(self, pc: int, mask: np.ndarray) -> None:
         """Threads are about to run on from ``pc``: a fault if lanes of their warps wait for them in vain."""

@@ -53,10 +53,19 @@ class Meetings:
         goes_on = mask & ~waits
         return goes_on if goes_on.any() else None
 
+    def stops_at_meeting_points(self, mask: np.ndarray) -> bool:
+        """Whether lanes of these threads' warps wait somewhere, and may be waited for where ways join."""
+        late = self._absent_of_split_warps(mask) & ~self.runs_ahead
+        if not late.any():
+            return False
+        for others in (*self._wave.scheduler.groups.values(), *self.waiting.values()):
+            late &= ~others
+        return bool(late.any())
+
     def next_place(self, place: int) -> int:
-        """The first place in the program's order, after ``place``, where somebody waits."""
+        """The first place in the program's order, from ``place`` on, where somebody waits."""
         order = self._wave.program.flow.order
-        return min((order[pc] for pc in self.waiting if order[pc] > place), default=FAR)
+        return min((order[pc] for pc in self.waiting if order[pc] >= place), default=FAR)
 
     def _absent_of_split_warps(self, mask: np.ndarray) -> np.ndarray:
         """Living threads that are not in the mask, of warps of which others are."""

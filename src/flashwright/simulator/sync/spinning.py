@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import ErrorKind
 
 if TYPE_CHECKING:
+    from ..program import BoundInstruction
     from ..wave import Wave
 
 # Backward jumps of a wave from one look to the next: more and more, because most loops are no spins.
@@ -28,7 +29,10 @@ _MOST_WRITES = 64
 # Looks without any progress of the wave after which other thread blocks get a chance.
 _FRUITLESS_LOOKS = 20
 # What these do is seen in neither registers nor memory.
-_EFFECTS = ("cp.", "mbarrier.", "bar.", "barrier.", "wgmma.", "setmaxnreg.", "st.async.", "st.bulk.", "call")
+_EFFECTS = (
+    "cp.", "mbarrier.", "bar.", "barrier.", "wgmma.", "setmaxnreg.", "tensormap.", "st.async.", "st.bulk.",
+    "red.async.",
+)  # fmt: skip
 _NO_EFFECTS = ("bar.warp.",)
 
 
@@ -188,10 +192,9 @@ class Spinning:
                 return False
         if any((memory[index] != values).any() for memory, index, values in reversed(snapshot.written)):
             return False
-        code = wave.program.code
         return not any(
-            now != before and code[at].opcode.startswith(_EFFECTS) and not code[at].opcode.startswith(_NO_EFFECTS)
-            for at, (now, before) in enumerate(zip(wave.counters.executed, snapshot.executed, strict=True))
+            now != before and _has_effect(item)
+            for now, before, item in zip(wave.counters.executed, snapshot.executed, wave.program.code, strict=True)
         )
 
     # Parking -----------------------------------------------------------------------------------------
@@ -230,3 +233,9 @@ class Spinning:
     def waiting_threads(self) -> Iterator[tuple[int, np.ndarray, str]]:
         for entry in self._parked:
             yield entry.pc, entry.mask, "they spin, and nothing that they read changes"
+
+
+def _has_effect(item: BoundInstruction) -> bool:
+    if item.opcode.startswith("call"):
+        return not item.operation.is_control  # it prints; others jump
+    return item.opcode.startswith(_EFFECTS) and not item.opcode.startswith(_NO_EFFECTS)
