@@ -146,8 +146,7 @@ class GlobalMemory:
         else:
             self.check_written(wave, addresses, width, access)
         view, index = self.views[width], (addresses - GLOBAL_BASE) >> WIDTH_SHIFT[width]
-        if wave.spinning.is_watching and access != "load":
-            wave.spinning.watch(view, index)
+        wave.spinning.watch(access, view, index)
         return view, index
 
     def check(self, wave: Wave, addresses: np.ndarray, width: int, access: str) -> None:

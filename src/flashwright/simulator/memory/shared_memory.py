@@ -40,8 +40,7 @@ class SharedMemory:
             ordering = RELAXED if wave.ordering is None and access == "atomic" else wave.ordering
             wave.hazards.check(SharedAccess(access, width, addresses, flat, data, ordering))
         view, index = self.store.views[width], flat >> WIDTH_SHIFT[width]
-        if wave.spinning.is_watching and access != "load":
-            wave.spinning.watch(view, index)
+        wave.spinning.watch(access, view, index)
         return view, index
 
     def _locate_in_cluster(
@@ -64,7 +63,9 @@ class SharedMemory:
         wave.counters.count_bytes(wave, "shared", access, int(np.count_nonzero(is_remote)) * width)
         if wave.hazards is not None and access != "load":
             wave.hazards.written_from_elsewhere(flat[is_remote], width)
-        return self.store.views[width], flat >> WIDTH_SHIFT[width]
+        view, index = self.store.views[width], flat >> WIDTH_SHIFT[width]
+        wave.spinning.watch(access, view, index)
+        return view, index
 
     def check_running(self, wave: Wave, thread: int, block: int, address: int) -> None:
         """A block's memory is there for others of its cluster as long as it runs."""

@@ -44,8 +44,7 @@ class LocalMemory:
         wave.counters.count_bytes(wave, "local", access, addresses.size * width)
         base = self.thread_base if wave.lanes is None else self.thread_base[wave.lanes]
         view, index = self.store.views[width], (addresses + base) >> WIDTH_SHIFT[width]
-        if wave.spinning.is_watching and access != "load":
-            wave.spinning.watch(view, index)
+        wave.spinning.watch(access, view, index)
         return view, index
 
 

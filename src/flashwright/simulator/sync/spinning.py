@@ -166,16 +166,13 @@ class Spinning:
         self._fruitless = 0
         return True
 
-    @property
-    def is_watching(self) -> bool:
-        return self._snapshot is not None
-
-    def watch(self, memory: np.ndarray, index: np.ndarray) -> None:
-        """Threads are about to write these items of a memory."""
-        if self._snapshot is not None:
-            self._snapshot.written.append((memory, index, memory[index]))
-            if len(self._snapshot.written) > _MOST_WRITES:
-                self._drop_snapshot()
+    def watch(self, access: str, memory: np.ndarray, index: np.ndarray) -> None:
+        """Threads are about to access these items of a memory."""
+        if self._snapshot is None or access == "load":
+            return
+        self._snapshot.written.append((memory, index, memory[index]))
+        if len(self._snapshot.written) > _MOST_WRITES:
+            self._drop_snapshot()
 
     def _is_as_in(self, snapshot: _Snapshot, pc: int, mask: np.ndarray) -> bool:
         """Whether the wave is in the same state again, and nothing else has happened since."""
@@ -190,7 +187,7 @@ class Spinning:
         for now, before in zip(wave.registers, snapshot.registers, strict=True):
             if now is not before and now[alive].tobytes() != before[alive].tobytes():
                 return False
-        if any((memory[index] != values).any() for memory, index, values in reversed(snapshot.written)):
+        if any(memory[index].tobytes() != values.tobytes() for memory, index, values in snapshot.written):
             return False
         return not any(
             now != before and _has_effect(item)
