@@ -325,7 +325,13 @@ FORMS: dict[str, dict[str, list[str]]] = {
         "clusterlaunchcontrol": ["clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1"],
     },
     "Warp-level matrices": {
-        "wmma": [f"wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {_vector(1, 8)}, [%d1]"],
+        "wmma": [
+            f"wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {_vector(1, 8)}, [%d1]",
+            f"wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {_vector(1, 8)}, {_vector(9, 8)}, {_vector(17, 8)}, "
+            + _vector(1, 8),
+            f"wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%r30], {_vector(1, 8)}, %r31",
+            "wmma.load.a.sync.aligned.row.m8n8k32.global.s4 {%r1}, [%d1]",
+        ],
         "mma": [
             _mma("m16n8k16", "f32.bf16.bf16.f32", (4, 4, 2)),
             _mma("m16n8k16", "f16.f16.f16.f16", (2, 4, 2)),
