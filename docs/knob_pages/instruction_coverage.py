@@ -17,7 +17,7 @@ _HEADER = """.version 8.7
 .func function() { ret; }
 """
 _DECLARATIONS = """.shared .align 128 .b8 s[1024];
-.reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<40>; .reg .b64 %d<8>; .reg .b128 %q<4>;"""
+.reg .pred %p<4>; .reg .b8 %c<4>; .reg .b16 %h<8>; .reg .b32 %r<40>; .reg .b64 %d<8>; .reg .b128 %q<4>;"""
 
 
 def _each(opcodes: str, operands: str) -> list[str]:
@@ -198,7 +198,7 @@ FORMS: dict[str, dict[str, list[str]]] = {
             "cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r2",
             "cvt.rn.satfinite.e5m2x2.f16x2 %h1, %r1",
             "cvt.rn.relu.f16x2.e4m3x2 %r1, %h1",
-            "cvt.rn.satfinite.e2m1x2.f32 %h1, %r1, %r2",
+            "cvt.rn.satfinite.e2m1x2.f32 %c1, %r1, %r2",
             "cvt.rs.f16x2.f32 " + _R4,
         ],
         "cvt.pack": ["cvt.pack.sat.u16.s32 " + _R3, "cvt.pack.sat.s8.s32.b32 " + _R4],
@@ -291,7 +291,7 @@ FORMS: dict[str, dict[str, list[str]]] = {
         ],
         "red": ["red.global.add.v4.f32 [%d1], {%r1, %r2, %r3, %r4}", "red.shared.max.s32 [%r1], %r2"],
         "red.async": [
-            "red.async.relaxed.cluster.mbarrier::complete_tx::bytes.shared::cluster.add.u32 [%r1], %r2, [%r3]"
+            "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r1], %r2, [%r3]"
         ],
         "vote": ["vote.ballot.b32 %r1, %p1"],
         "vote.sync": ["vote.sync.ballot.b32 %r1, %p1, -1", "vote.sync.uni.pred %p1, %p2, -1"],
@@ -325,7 +325,13 @@ FORMS: dict[str, dict[str, list[str]]] = {
         "clusterlaunchcontrol": ["clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1"],
     },
     "Warp-level matrices": {
-        "wmma": [f"wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {_vector(1, 8)}, [%d1]"],
+        "wmma": [
+            f"wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {_vector(1, 8)}, [%d1]",
+            f"wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {_vector(1, 8)}, {_vector(9, 8)}, {_vector(17, 8)}, "
+            + _vector(1, 8),
+            f"wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%r30], {_vector(1, 8)}, %r31",
+            "wmma.load.a.sync.aligned.row.m8n8k32.global.s4 {%r1}, [%d1]",
+        ],
         "mma": [
             _mma("m16n8k16", "f32.bf16.bf16.f32", (4, 4, 2)),
             _mma("m16n8k16", "f16.f16.f16.f16", (2, 4, 2)),

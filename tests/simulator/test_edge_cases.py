@@ -12,7 +12,7 @@ import pytest
 
 from flashwright.simulator.numerics import root_of
 
-from .instruction_cases import F32, F64, HALF, INTEGERS, LARGE, MODES, PAIRS, SMALL, product
+from .instruction_cases import F32, F64, HALF, INF, INTEGERS, LARGE, MODES, NAN, PAIRS, SMALL, product
 from .tools import apply, rounded
 
 
@@ -229,3 +229,62 @@ def test_products_of_24_bits_are_added_with_saturation() -> None:
     found = applied("mad24.hi.sat.s32 %d, %a, %b, %c;", "s32", ("s32",) * 3, columns)
     expected = [min(max((a * b >> 16) + c, -(2**31)), 2**31 - 1) for a, b, c in zip(*columns, strict=True)]
     assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+@pytest.mark.parametrize("operation", ["min", "max"])
+def test_the_sign_of_a_minimum_of_magnitudes_is_the_product_of_signs(operation: str, name: str) -> None:
+    columns = product([1.0, -2.0, 0.5, -0.0, NAN], [3.0, -0.5, -4.0, 0.0])
+    found = applied(f"{operation}.xorsign.abs.{name} %d, %a, %b;", name, (name, name), columns).astype(float)
+    for value, a, b in zip(found, *columns, strict=True):
+        magnitude = {"min": np.fmin, "max": np.fmax}[operation](abs(a), abs(b))
+        assert value == magnitude * (-1 if math.copysign(1, a) != math.copysign(1, b) else 1)
+
+
+def test_comparisons_of_halves_flush_subnormals_on_request() -> None:
+    tiny = float(np.float16(6e-8))
+    for flush, expected in (("", [1, 0]), (".ftz", [0, 0])):
+        found = apply(
+            f"setp.gt{flush}.f16 %p1, %a, %b; selp.u32 %d, 1, 0, %p1;",
+            "u32",
+            ("f16", [tiny, 0.0]),
+            ("f16", [0.0, tiny]),
+        )
+        assert found.tolist() == expected
+        body = "mov.b32 %r1, {%a, %a}; mov.b32 %r2, {%b, %b};"
+        body += f"setp.gt{flush}.f16x2 %p1|%p2, %r1, %r2; selp.u32 %d, 1, 0, %p2;"
+        assert apply(body, "u32", ("f16", [tiny, 0.0]), ("f16", [0.0, tiny])).tolist() == expected
+
+
+def test_powers_of_bfloat16_flush_subnormals() -> None:
+    found = apply("ex2.approx.ftz.bf16 %d, %a;", "bf16", ("bf16", [-126.0, -127.0, 3.0])).astype(float)
+    assert found.tolist() == [2.0**-126, 0.0, 8.0]
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_conversions_to_16_bits_saturate_at_the_largest_number(name: str) -> None:
+    largest = 65504.0 if name == "f16" else 255.0 * 2**120
+    values = [3.4e38, -3.4e38, INF, -INF, 1.5]
+    found = apply(f"cvt.rn.satfinite.{name}.f32 %d, %a;", name, ("f32", values)).astype(float)
+    assert found.tolist() == [largest, -largest, largest, -largest, 1.5]
+
+
+@pytest.mark.parametrize("mode", ["rn", "rz", "rna"])
+def test_singles_become_tf32(mode: str) -> None:
+    tie, above = 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-20
+    values = [1.0, tie, above, -above, 3 + 2.0**-10, INF, -INF, 3.4e38]
+    found = apply(f"cvt.{mode}.tf32.f32 %d, %a;", "b32", ("f32", values)).view(np.float32)
+    step = 2.0**-10
+    expected = {
+        "rn": [1.0, 1.0, 1 + step, -1 - step, 3.0],
+        "rz": [1.0, 1.0, 1.0, -1.0, 3.0],
+        "rna": [1.0, 1 + step, 1 + step, -1 - step, 3 + 2 * step],
+    }[mode]
+    assert found[:5].tolist() == expected
+    assert found[5:7].tolist() == [INF, -INF]
+    finite = apply(f"cvt.{mode}.satfinite.tf32.f32 %d, %a;", "b32", ("f32", values)).view(np.float32)
+    assert (
+        np.isfinite(finite).all() and finite[5] == -finite[6] == np.array([0x7F7FE000], np.uint32).view(np.float32)[0]
+    )
+    rectified = apply(f"cvt.{mode}.relu.tf32.f32 %d, %a;", "b32", ("f32", values)).view(np.float32)
+    assert (rectified >= 0).all()

@@ -67,6 +67,9 @@ class Binder:
         self.touched: set[int] = set()  # slots that the instruction reads or writes
         self.wgmma_registers: set[int] = set()  # slots that stay in use after it, until a wgmma.wait_group
         self.rename: tuple[int | None, int] | None = None  # slots of a 32-bit mov; None as source: a constant
+        self.unpacks: tuple[int, tuple[int | None, ...]] | None = (
+            None  # slots of a mov to 16-bit halves; None: not wanted
+        )
 
     # Sources -----------------------------------------------------------------------------------------
 

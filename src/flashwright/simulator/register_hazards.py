@@ -4,8 +4,8 @@ PTX ISA, "wgmma.fence" and "wgmma.mma_async": accumulators, and registers that h
 issue of a product to the wait for its group; and between an access by other instructions and a product on the same
 registers there must be a wgmma.fence, except between products of the same shape on the same accumulators.
 
-A `mov` from register to register is the compiler's renaming, which the assembler removes: it is no access, and hands on
-whatever is to be said of the register.
+A `mov` from register to register, or to its two halves, is the compiler's renaming, which the assembler removes: it is
+no access, and hands on whatever is to be said of the register.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ def wgmma_registers(binders: Iterable[Binder]) -> set[int]:
         if source is not None and target is not None:
             neighbours.setdefault(source, []).append(target)
             neighbours.setdefault(target, []).append(source)
+        if binder.unpacks is not None:
+            whole, halves = binder.unpacks
+            neighbours.setdefault(whole, []).extend(half for half in halves if half is not None)
     found = list(slots)
     while found:
         for slot in neighbours.get(found.pop(), ()):
@@ -41,6 +44,18 @@ def announcing(execute: Callable[..., Any], binder: Binder, slots: set[int]) -> 
                 wave.register_hazards.move(source, target)
 
         return renamed
+    if binder.unpacks is not None and binder.unpacks[0] in slots:
+        whole, halves = binder.unpacks
+
+        def unpacked(wave: Wave) -> None:
+            execute(wave)
+            wave.wgmma.hand_on_halves(whole, halves)
+            if wave.register_hazards is not None:
+                for half in halves:
+                    if half is not None:
+                        wave.register_hazards.move(whole, half)
+
+        return unpacked
     watched = tuple(sorted(binder.touched & slots))
 
     def touching(wave: Wave) -> Any:

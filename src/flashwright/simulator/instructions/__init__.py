@@ -23,6 +23,7 @@ from . import (
     tensor_map,
     warp,
     wgmma,
+    wmma,
 )
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "tensor_map",
     "warp",
     "wgmma",
+    "wmma",
 ]

@@ -219,6 +219,8 @@ def min_max(syntax: Instruction, bind: Binder) -> Execute:
 @instruction("add", "min", "max", types=("u16x2", "s16x2"))
 def pairs(syntax: Instruction, bind: Binder) -> Execute:
     """Two 16-bit integers in a register, each by itself."""
+    if syntax.has("sat"):
+        raise Unsupported(".sat of pairs of integers")
     ptx_type = data_type(syntax)
     dtype = np.dtype(np.int16 if ptx_type.name == "s16x2" else np.uint16)
     operations: dict[str, Callable[[Any, Any], Any]] = {"add": np.add, "min": np.minimum, "max": np.maximum}

@@ -121,7 +121,7 @@ def wait_group(syntax: Instruction, bind: Binder) -> Execute:
 
 def _operands(syntax: Instruction) -> tuple[Operand, ...]:
     """The operands without a cache policy, which has no effect."""
-    for modifier in ("im2col", "im2col_no_offs", "tile::gather4", "tile::scatter4", "cp_mask"):
+    for modifier in ("im2col", "im2col_no_offs", "tile::gather4", "tile::scatter4", "cp_mask", "cta_group::2"):
         if modifier in syntax.modifiers:
             raise Unsupported(f".{modifier}")
     has_policy = any(modifier.endswith("cache_hint") for modifier in syntax.modifiers)

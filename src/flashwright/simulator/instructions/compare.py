@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..binding import Binder
-from ..numerics import bf16_to_f32, flush_subnormals
+from ..numerics import bf16_to_f32, flush_subnormals, flush_subnormals_f16
 from ..ptx.syntax import Instruction, Pair, Sink
 from ..ptx.types import TYPES, PtxType
 from ..registry import Unsupported, instruction
@@ -54,6 +54,8 @@ def _comparable(value: Any, ptx_type: PtxType, flush: bool) -> Any:
     """Values NumPy can compare (bfloat16 is held as raw bits)."""
     if ptx_type.name == "bf16":
         return bf16_to_f32(value)
+    if flush and ptx_type.name == "f16":
+        return flush_subnormals_f16(value)
     return flush_subnormals(value) if flush and ptx_type.name == "f32" else value
 
 
@@ -104,12 +106,14 @@ def setp(syntax: Instruction, bind: Binder) -> Execute:
 
 def _packed_comparison(syntax: Instruction) -> tuple[Comparison, Callable[[Any, int], Any]]:
     """The comparison of a packed instruction, and a function to one half of a register as numbers."""
-    is_f16 = syntax.modifiers[-1] == "f16x2"
+    is_f16, flush = syntax.modifiers[-1] == "f16x2", syntax.has("ftz")
     compare = next(c for c in (_comparison(m, True) for m in syntax.modifiers) if c is not None)
 
     def half(value: Any, index: int) -> Any:
         raw = (value >> np.uint32(16 * index)).astype(np.uint16)
-        return raw.view(np.float16) if is_f16 else bf16_to_f32(raw)
+        if not is_f16:
+            return bf16_to_f32(raw)
+        return flush_subnormals_f16(raw.view(np.float16)) if flush else raw.view(np.float16)
 
     return compare, half
 

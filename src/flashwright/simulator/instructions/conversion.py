@@ -13,11 +13,14 @@ from ..binding import Binder
 from ..ptx.syntax import Instruction
 from ..ptx.types import TYPES, PtxType
 from ..registry import Unsupported, instruction
+from .floating import rounding_mode
 
 Execute = Callable[..., Any]
 
 _INTEGER_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _U16, _U32 = np.dtype(np.uint16), np.dtype(np.uint32)
+# Of the types that .satfinite is for.
+_LARGEST = {"f16": np.float32(65504.0), "bf16": np.float32(3.3895314e38)}
 _FP8 = {"e4m3x2": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2x2": np.dtype(ml_dtypes.float8_e5m2)}
 
 
@@ -110,6 +113,9 @@ def _float_to_float(syntax: Instruction, result: PtxType, source: PtxType) -> Ca
     to_integral = next((_INTEGER_ROUNDING[m] for m in syntax.modifiers if m in _INTEGER_ROUNDING), None)
     flush = syntax.has("ftz")
     clamp, rectify = syntax.has("sat"), syntax.has("relu")
+    largest = _LARGEST.get(result.name) if syntax.has("satfinite") else None
+    if syntax.has("satfinite") and largest is None:
+        raise Unsupported(f".satfinite to .{result.name}")
 
     def compute(a: Any) -> Any:
         value = _widen(a, source)
@@ -121,6 +127,8 @@ def _float_to_float(syntax: Instruction, result: PtxType, source: PtxType) -> Ca
             value = num.saturate(value)
         if rectify:
             value = np.where(value < 0, value.dtype.type(0), value)
+        if largest is not None:
+            value = np.clip(value, -largest, largest)
         return narrow(value)
 
     def narrow(value: Any) -> Any:
@@ -145,7 +153,7 @@ def _pack_halves(syntax: Instruction, bind: Binder, result: PtxType, source: Ptx
     is_bf16 = result.name == "bf16x2"
     mode = next((m for m in syntax.modifiers if m in num.ROUNDING_MODES), "rn")
     rectify, finite = syntax.has("relu"), syntax.has("satfinite")
-    largest = np.float32(3.3895314e38 if is_bf16 else 65504.0)
+    largest = _LARGEST["bf16" if is_bf16 else "f16"]
 
     def narrow(value: Any) -> Any:
         if rectify:
@@ -190,17 +198,22 @@ def _pack_integers(syntax: Instruction, bind: Binder) -> Execute:
 
 
 def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
-    """Single precision to 10 bits of mantissa: .rna rounds ties away, .rn to even."""
-    ties_away = syntax.has("rna")
+    """Single precision to 10 bits of mantissa: .rna rounds ties away, .rn to even, .rz toward zero."""
+    mode = rounding_mode(syntax)
+    rectify, finite = syntax.has("relu"), syntax.has("satfinite")
+    largest, infinity = np.uint32(0x7F7FE000), np.uint32(0x7F800000)
 
     def compute(a: Any) -> Any:
+        if rectify:
+            a = np.where(a < 0, np.float32(0), a)
         bits = a.view(_U32)
-        if ties_away:
-            rounded = bits + np.uint32(0x1000)
-        else:
-            rounded = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
-        rounded = rounded & np.uint32(0xFFFFE000)
-        return np.where(np.isfinite(a), rounded, bits)
+        added = {"rna": np.uint32(0x1000), "rz": np.uint32(0), "rn": 0xFFF + ((bits >> np.uint32(13)) & np.uint32(1))}
+        rounded = (bits + added[mode]) & np.uint32(0xFFFFE000)
+        rounded = np.where(np.isfinite(a), rounded, bits)
+        if finite:
+            too_large = (rounded & np.uint32(0x7FFFFFFF)) == infinity
+            rounded = np.where(too_large, largest | (rounded & np.uint32(0x80000000)), rounded)
+        return rounded.astype(_U32)
 
     return bind.elementwise(syntax, compute, TYPES["b32"], TYPES["f32"])
 

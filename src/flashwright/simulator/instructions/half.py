@@ -32,18 +32,20 @@ class _Format:
 
     def __init__(self, is_bf16: bool, flush: bool) -> None:
         self.is_bf16 = is_bf16
-        self.flush = flush and not is_bf16
+        self.flush = flush
 
     def widen(self, raw: Any) -> Any:
         if self.is_bf16:
-            return num.bf16_to_f32(raw)
+            wide = num.bf16_to_f32(raw)
+            return num.flush_subnormals(wide) if self.flush else wide
         value = raw.view(num.F16)
         return (num.flush_subnormals_f16(value) if self.flush else value).astype(num.F32)
 
     def narrow(self, value: Any) -> Any:
         """From f32, or from f64 rounded to odd."""
         if self.is_bf16:
-            return num.f64_to_bf16(value) if value.dtype == num.F64 else num.f32_to_bf16(value)
+            raw = num.f64_to_bf16(value) if value.dtype == num.F64 else num.f32_to_bf16(value)
+            return np.where(raw & 0x7F80, raw, raw & 0x8000).astype(_U16) if self.flush else raw
         result = num.f32_to_f16(value)
         return (num.flush_subnormals_f16(result) if self.flush else result).view(_U16)
 
@@ -112,7 +114,14 @@ def fma(syntax: Instruction, bind: Binder) -> Execute:
 def min_max(syntax: Instruction, bind: Binder) -> Execute:
     operation = num.minimum if syntax.root == "min" else num.maximum
     propagate = syntax.has("NaN")
-    return bind_halves(syntax, bind, lambda a, b: operation(a, b, propagate))
+    if not syntax.has("xorsign"):
+        return bind_halves(syntax, bind, lambda a, b: operation(a, b, propagate))
+
+    def of_magnitudes(a: Any, b: Any) -> Any:
+        result = operation(np.abs(a), np.abs(b), propagate)
+        return np.where(np.signbit(a) != np.signbit(b), -result, result)
+
+    return bind_halves(syntax, bind, of_magnitudes)
 
 
 @instruction("neg", "abs", types=HALVES)

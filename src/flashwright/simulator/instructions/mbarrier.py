@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,12 +13,14 @@ from ..memory.thread_memory import check_range
 from ..memory.windows import WINDOW_BASE, WINDOW_BITS
 from ..ptx.syntax import Address, Instruction, Operand, Sink
 from ..ptx.types import TYPES
-from ..registry import RESCHEDULE, Operation, Unsupported, instruction
-from ..sync.mbarriers import MBARRIER_BYTES, Mbarrier, Mbarriers
+from ..registry import RESCHEDULE, Operation, instruction
+from ..sync.mbarriers import MBARRIER_BYTES, PENDING_SHIFT, Mbarrier, Mbarriers
 from .load_store import active_values
 
 if TYPE_CHECKING:
     from ..wave import Wave
+
+Execute = Callable[..., Any]
 
 _SHARED_BASE = np.int64(WINDOW_BASE["shared"])
 
@@ -85,8 +87,7 @@ def complete_tx(syntax: Instruction, bind: Binder) -> Operation:
 @instruction("mbarrier.arrive", "mbarrier.arrive_drop")
 def arrive(syntax: Instruction, bind: Binder) -> Operation:
     """``state, [address] {, count}``, or with .expect_tx ``state, [address], bytes``; no state for remote arrivals."""
-    if syntax.has("noComplete"):
-        raise Unsupported("mbarrier.arrive.noComplete")
+    may_complete = not syntax.has("noComplete")
     drop = syntax.opcode.startswith("mbarrier.arrive_drop")
     expects = syntax.has("expect_tx")
     operands = list(syntax.operands)
@@ -103,14 +104,22 @@ def arrive(syntax: Instruction, bind: Binder) -> Operation:
         values = np.ones(threads.size, np.int64)
         if get_value is not None:
             values = active_values(wave, np.asarray(get_value(wave)))
-        phases = np.zeros(threads.size, np.uint64)
+        states = np.zeros(threads.size, np.uint64)
         for position, (thread, address, value) in enumerate(zip(threads, addresses, values, strict=True)):
             count, amount = (1, int(value)) if expects else (int(value), 0)
-            phases[position] = wave.mbarriers.arrive(int(thread), int(address), count, amount, drop)
-        put(wave, phases)
+            states[position] = wave.mbarriers.arrive(int(thread), int(address), count, amount, drop, may_complete)
+        put(wave, states)
         return pc + 1
 
     return Operation(execute, is_control=True)
+
+
+@instruction("mbarrier.pending_count")
+def pending_count(syntax: Instruction, bind: Binder) -> Execute:
+    """Of a state that an arrival returned: the arrivals that were pending before it."""
+    put = bind.destination(syntax.operands[0], TYPES["u32"])
+    (get,) = bind.sources(syntax.operands[1:], TYPES["b64"])
+    return lambda wave: put(wave, (get(wave) >> np.uint64(PENDING_SHIFT)).astype(np.uint32))
 
 
 @instruction("mbarrier.try_wait", "mbarrier.test_wait")
@@ -141,6 +150,8 @@ def wait(syntax: Instruction, bind: Binder) -> Operation:
         threads = active_threads(wave)
         addresses = get_addresses(wave)
         phases = active_values(wave, np.asarray(get_phase(wave)))
+        if not by_parity:
+            phases = phases & np.uint64((1 << PENDING_SHIFT) - 1)
         ready = np.zeros(wave.threads, bool)
         waiting = np.zeros(wave.threads, bool)
         for barrier, phase, members in _by_barrier(wave, threads, addresses, phases):

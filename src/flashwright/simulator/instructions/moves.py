@@ -63,6 +63,9 @@ def _unpack(target: Vector, value: Any, ptx_type: PtxType, bind: Binder) -> Exec
         if not isinstance(element, Sink)
     ]
     get = bind.source(value, TYPES[f"b{ptx_type.bits}"])
+    if part.bits == 16 and count == 2 and isinstance(value, Register):
+        halves = (bind.slot_of(item.name).index if isinstance(item, Register) else None for item in target.elements)
+        bind.unpacks = bind.slot_of(value.name).index, tuple(halves)
 
     def execute(wave: Wave) -> None:
         whole = get(wave)

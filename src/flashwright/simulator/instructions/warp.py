@@ -141,7 +141,7 @@ def match(syntax: Instruction, bind: Binder) -> Operation:
 def redux(syntax: Instruction, bind: Binder) -> Operation:
     ptx_type = data_type(syntax)
     if ptx_type.is_float:
-        raise Unsupported("redux of floats")
+        return _float_redux(syntax, bind)
     limits = np.iinfo(ptx_type.dtype)
     table: dict[str, tuple[Any, int]] = {
         "add": (np.add, 0),
@@ -164,6 +164,29 @@ def redux(syntax: Instruction, bind: Binder) -> Operation:
         put(
             wave, operation.reduce(np.where(chosen, values[:, None, :], identity), axis=2, dtype=ptx_type.dtype).ravel()
         )
+
+    return warp_synchronous(execute, get_members, aligned=False)
+
+
+def _float_redux(syntax: Instruction, bind: Binder) -> Operation:
+    """min and max of f32, of magnitudes with .abs. NaN only counts with .NaN, or if there is nothing else."""
+    f32 = TYPES["f32"]
+    operation = {"min": np.fmin, "max": np.fmax}[syntax.modifiers[1]]
+    of_magnitudes, propagates = syntax.has("abs"), syntax.has("NaN")
+    put = bind.destination(syntax.operands[0], f32)
+    get = bind.source(syntax.operands[1], f32)
+    get_members = bind.source(syntax.operands[2], TYPES["b32"])
+
+    def execute(wave: Wave) -> None:
+        values = _by_warp(_full(wave, get(wave)))
+        values = np.abs(values) if of_magnitudes else values
+        members = _spread(_ballot(wave.active_mask)) & get_members(wave)
+        chosen = (_by_warp(members)[:, :, None] & _LANE_BITS) != 0
+        nan = np.float32(np.nan)
+        result = operation.reduce(np.where(chosen, values[:, None, :], nan), axis=2)
+        if propagates:
+            result = np.where((chosen & np.isnan(values)[:, None, :]).any(axis=2), nan, result)
+        put(wave, np.where(np.isnan(result), np.uint32(0x7FFFFFFF).view(np.float32), result).astype(np.float32).ravel())
 
     return warp_synchronous(execute, get_members, aligned=False)
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..wave import Wave
 
 MBARRIER_BYTES = 8
+# Where the pending arrivals are in a state; the phase is below.
+PENDING_SHIFT = 44
 MAX_COUNT = (1 << 20) - 1  # of arrivals, and of bytes in either direction
 # Rounds in which every waiting thread looked at its barrier and nothing completed, before it is called a deadlock: a
 # kernel that gives up by itself after a few attempts may still do so.
@@ -151,15 +153,26 @@ class Mbarriers:
 
     # Arrivals and bytes ------------------------------------------------------------------------------
 
-    def arrive(self, thread: int, address: int, count: int, expect_bytes: int = 0, drop: bool = False) -> int:
-        """Returns the phase the arrival belongs to."""
+    def arrive(
+        self,
+        thread: int,
+        address: int,
+        count: int,
+        expect_bytes: int = 0,
+        drop: bool = False,
+        may_complete: bool = True,
+    ) -> int:
+        """Returns the state before the arrival: the phase, and above it the pending arrivals."""
         wave = self._wave
         barrier = self.find(thread, address)
-        phase = barrier.phase
+        state = barrier.phase | barrier.pending << PENDING_SHIFT
         if expect_bytes:
             self._add_bytes(barrier, thread, expect_bytes)
         if not 1 <= count <= barrier.pending:
             detail = f"an arrival of {count} too many at an mbarrier whose {barrier.state}"
+            wave.fault_thread("mbarrier", detail, thread, address)
+        if count == barrier.pending and not may_complete:
+            detail = f"an arrival with .noComplete is the last one at an mbarrier whose {barrier.state}"
             wave.fault_thread("mbarrier", detail, thread, address)
         if drop:
             barrier.expected -= count
@@ -167,7 +180,7 @@ class Mbarriers:
         if wave.hazards is not None and not self._is_remote(barrier, thread):
             barrier.arrivals.append(wave.hazards.clocks.publish(thread // WARP_SIZE))
         self._complete_if_done(barrier)
-        return phase
+        return state
 
     def expect_arrival(self, thread: int, address: int, is_counted: bool) -> Mbarrier:
         """A later arrival by itself (see `arrive_asynchronously`); if counted, one more is pending until then."""

@@ -4,8 +4,8 @@ Operands are read when a product is issued. Its result is kept here and written 
 group: the latest moment hardware may choose, so a missing wait shows in the results, too. Products in flight on the
 same registers add up here, in the order of issue.
 
-Compilers rename accumulators between products with `mov`, which the assembler turns into nothing: such a move hands on
-the value in flight.
+Compilers rename accumulators between products with `mov`, or take pairs of 16-bit ones apart, which the assembler turns
+into nothing: such a move hands on the value in flight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..wave import Wave
 
 ROWS = 64
-_U32 = np.dtype(np.uint32)
+_U16, _U32 = np.dtype(np.uint16), np.dtype(np.uint32)
 # A warpgroup's 64×N matrix in words of 32 bits is [warp, row half, row in half, column octet, quad lane, word]. A
 # register is an octet, a row half and a word; a thread is a warp, a row in half and a quad lane. A quad lane has two
 # columns of an octet: two words, or one with two 16-bit numbers.
@@ -139,6 +139,23 @@ class WgmmaGroups:
                     before = accumulator.register(register, group, in_group)
                     moved = wave.registers[target].view(_U32)[threads].reshape(8, 4)
                     before[...] = np.where(lanes.reshape(8, 4), moved, before)
+
+    def hand_on_halves(self, source: int, targets: tuple[int | None, ...]) -> None:
+        """A `mov` of the active threads, already executed, took a register apart: the value in flight goes with it."""
+        wave = self._wave
+        for accumulator, register in self._places.get(source, []):
+            for warp in np.flatnonzero(accumulator.in_flight):
+                threads = slice(warp * WARP_SIZE, (warp + 1) * WARP_SIZE)
+                lanes = wave.active_mask[threads]
+                group = int(wave.warpgroups.of_thread[warp * WARP_SIZE])
+                in_group = int(wave.warp_in_block[warp * WARP_SIZE]) % WARPS_PER_WARPGROUP
+                value = accumulator.register(register, group, in_group).ravel()
+                for index, target in enumerate(targets):
+                    if target is not None:
+                        merged = wave.registers[target].view(_U16).copy()
+                        half = (value >> np.uint32(16 * index)).astype(_U16)
+                        merged[threads] = np.where(lanes, half, merged[threads])
+                        wave.registers[target] = merged
 
     def commit(self) -> None:
         self.commits[self._active_warps()] += 1

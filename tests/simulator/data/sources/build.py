@@ -33,7 +33,8 @@ def nvcc(source: str, *options: str) -> str:
 
 
 def main(flash_attention: Path) -> None:
-    from triton_attention import ptx_of
+    import triton_attention
+    import triton_products
 
     includes = [HERE / "stubs", flash_attention / "csrc/flash_attn/src", flash_attention / "csrc/cutlass/include"]
     texts = {
@@ -41,7 +42,8 @@ def main(flash_attention: Path) -> None:
         "nvcc_flash_attention_2": nvcc(
             "flash_attention_2.cu", "-DFLASHATTENTION_DISABLE_DROPOUT", *(f"-I{path}" for path in includes)
         ),
-        **ptx_of(),
+        **triton_attention.ptx_of(),
+        **triton_products.ptx_of(),
     }
     for name, text in texts.items():
         # Without a time stamp, so that the same text gives the same file.
