@@ -47,7 +47,7 @@ def run_shared_P() -> None:
 
 
 def run_two_groups() -> None:
-    check_backward(TWO_GROUPS, problem(512, 128))
+    check_backward(TWO_GROUPS, problem(384, 128))
 
 
 def run_packed() -> None:
