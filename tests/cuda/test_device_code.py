@@ -18,20 +18,24 @@ from flashwright.kernels.source import device_headers
 
 HEADERS = dict(device_headers())
 SHARED = [name for name in HEADERS if name.split("/")[0] in ("ptx", "tile", "attention", "pipeline")]
-OPERATIONS = ("forward", "backward")
+OPERATIONS = ("forward", "backward", "decode")
 
 # --- Markers: what an instruction is about, for `explain` --------------------------------------------------------
 
 MARKER = re.compile(r"// @(\w+) (.+)$")
+FORWARD_PARTS = {"operand": {"Q", "K", "V"}, "product": {"S", "O"}, "phase": {"softmax", "rescale O"}}
 PARTS = {
-    "forward": {"operand": {"Q", "K", "V"}, "product": {"S", "O"}, "phase": {"softmax", "rescale O"}},
+    "forward": FORWARD_PARTS,
     "backward": {
         "operand": {"Q", "K", "V", "dO"},
         "product": {"S", "dP", "dV", "dK", "dQ"},
         "phase": {"gradients of scores"},
     },
+    "decode": FORWARD_PARTS,
 }
 """What kernels of an operation are made of. A forward may do without rescaling O."""
+KERNELS = sorted({tuple(re.split("[/_.]", name)[:2]) for name in HEADERS if re.match(r"\w+/(ampere|hopper)", name)})
+"""(operation, family)"""
 
 
 def markers(name: str) -> list[tuple[str, str]]:
@@ -56,9 +60,8 @@ def test_a_marker_stands_on_the_line_where_its_statement_begins(name):
             assert before.count("(") == before.count(")"), line
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("family", ["ampere", "hopper"])
-def test_both_families_mark_every_operand_product_and_phase(family, operation):
+@pytest.mark.parametrize(("operation", "family"), KERNELS)
+def test_every_family_marks_every_operand_product_and_phase(operation, family):
     found = {marker for name in HEADERS if name.startswith(f"{operation}/{family}") for marker in markers(name)}
     wanted = {(key, value) for key, values in PARTS[operation].items() for value in values}
     assert wanted - {("phase", "rescale O")} <= found

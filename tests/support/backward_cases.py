@@ -15,9 +15,10 @@ import torch
 from simulated_cases import Shape, random, random_problem
 
 from flashwright import DType
+from flashwright.hardware.architectures import architecture
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.forward.launch import NO_OPTIONS
-from flashwright.kernels.registry import parse_config
+from flashwright.kernels.registry import family_of, parse_config
 from flashwright.problem.dtypes import NUMPY_DTYPES
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import Window
@@ -132,8 +133,16 @@ def simulated(
         *(problem.do, problem.q, problem.k, problem.v, out, lse),
         dlse=problem.dlse,
         options=problem.options,
-        **{"check_hazards": "stop"} | how,
+        **{"check_hazards": "stop", "arch": arch_with_room_for(known)} | how,
     )
+
+
+def arch_with_room_for(config: Any) -> str:
+    """The family's oldest architecture, or one whose thread blocks have more shared memory if the config needs it."""
+    family = family_of(config)
+    oldest = family.oldest_arch
+    room = architecture(oldest.removesuffix("a")).shared_bytes_per_block
+    return oldest if family.shapes(config).shared_bytes <= room else "sm_90"
 
 
 def check_backward(config: KernelConfig | str, problem: Problem, **how: Any) -> BackwardSimulation:
@@ -234,6 +243,7 @@ def check_packed_backward(
         starts=(q_starts, kv_starts),
         max_lengths=(longest[0], longest[1]),
         check_hazards="stop",
+        arch=arch_with_room_for(known),
     )
     for gradient, starts in ((found.dq, q_starts), (found.dk, kv_starts), (found.dv, kv_starts)):
         assert np.all(np.isnan(gradient[:, :, : starts[0]])) and np.all(np.isnan(gradient[:, :, starts[-1] :]))

@@ -47,7 +47,7 @@ def run_shared_P() -> None:
 
 
 def run_two_groups() -> None:
-    check_backward(TWO_GROUPS, problem(512, 128))
+    check_backward(TWO_GROUPS, problem(384, 128))
 
 
 def run_packed() -> None:
@@ -129,8 +129,8 @@ MUTATIONS = {
     "nobody waits until rows of others are cleared": Mutation(
         "named_barrier_sync(barriers::consumers, consumer_threads);", SYNC, {"race"}, "clear_", run=run_packed
     ),
-    "consumers add before it is their turn": ordered(no_wait("shared.turn().wait_until_full(")),
-    "a turn is passed on before all have added": ordered(no_wait("slot.wait_until_empty(place.lap);")),
+    "consumers add before it is their turn": ordered(no_wait("shared.turn().wait_until_full(", "deadlock")),
+    "a turn is passed on before all have added": ordered(no_wait("slot.wait_until_empty(place.lap);", "deadlock")),
     "consumers are not told of their turn": ordered(no_release("mbarrier_arrive(slot.full);")),
     "consumers do not say that they have added": ordered(no_release("shared.turn().release();")),
     "a turn is never passed on": ordered(Mutation("turn.pass();", r"st\.release", {"deadlock"})),

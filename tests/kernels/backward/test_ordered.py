@@ -34,10 +34,12 @@ def test_in_any_order_sums_have_other_bits(config):
 
 @FAMILIES
 def test_no_thread_block_waits_for_one_that_is_launched_after_it(config):
-    """So that any number of them may run at a time, and the bits are the same."""
+    """One after the other, each finds that it is its turn whenever it looks."""
     problem = three_blocks(config)
     one_by_one, all_at_once = (run_in_order(config, problem, blocks_per_wave=blocks) for blocks in (1, 64))
     assert np.array_equal(one_by_one.sums.view(np.uint32), all_at_once.sums.view(np.uint32))
+    looks = [found.run.counters.instructions["ld.acquire.gpu.global.b32"] for found, *_ in (one_by_one, all_at_once)]
+    assert looks[0] == 3 * 3 < looks[1]
 
 
 @FAMILIES

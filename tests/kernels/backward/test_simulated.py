@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -22,7 +21,7 @@ from backward_cases import (
 from simulated_cases import UNOWNED_ROWS
 
 from flashwright.kernels.family import KernelFamily, Occasion
-from flashwright.kernels.registry import families, parse_config
+from flashwright.kernels.registry import families, parse_config, rejection_reason
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import LONG
 from flashwright.problem.options import AttentionOptions
@@ -283,20 +282,21 @@ VARIANTS = {
 BACKWARDS = families("backward")
 
 
-def every_buildable_config() -> Iterator[Any]:
-    """Of the sizes that kernels are made for, and all values of the other knobs."""
+def every_promising_config() -> list[Any]:
+    """Of the sizes that kernels are made for, those that a kernel can be built from and that are worth timing. Every
+    other one adds to dQ in order."""
     sizes = {
-        "ampere": ((16, 32, 64, 128), (16, 32, 64, 128), (1, 2, 4, 8, 16), (1, 2)),
-        "hopper": ((64, 128), (64, 128, 192), (1, 2, 3), (1, 2, 3, 4)),
+        "ampere": ((32, 64, 128), (32, 64, 128), (2, 4, 8), (1, 2)),
+        "hopper": ((64, 128), (64, 128), (1, 2), (1, 2, 3, 4)),
     }
-    for family in BACKWARDS:
-        rows, keys, warps, stages = sizes[family.name]
-        for values in product(family.d_heads, rows, keys, warps, stages, stages, (False, True)):
-            try:
-                family.shapes(config := family.config_type(DType.BF16, *values))
-            except ValueError:
-                continue
-            yield config
+    configs = [
+        family.config_type(DType.BF16, *values)
+        for family in BACKWARDS
+        for rows, keys, warps, stages in [sizes[family.name]]
+        for values in product(family.d_heads, rows, keys, warps, stages, stages, (False, True))
+    ]
+    promising = [config for config in configs if rejection_reason(config) is None]
+    return [replace(config, ordered=bool(number % 2)) for number, config in enumerate(promising)]
 
 
 def default_of(family: KernelFamily, dtype: DType, d_head: int) -> Any:
@@ -325,9 +325,7 @@ def test_every_head_dimension(family, head_dim):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ordered", [False, True], ids=["any order", "ordered"])
-@pytest.mark.parametrize("config", list(every_buildable_config()), ids=str)
-def test_every_config_that_a_kernel_can_be_built_from(config, ordered):
-    config = replace(config, ordered=ordered)
+@pytest.mark.parametrize("config", every_promising_config(), ids=str)
+def test_every_config_that_is_worth_timing(config):
     shape = (1, 2, 1, 150, 200, config.d_head)
     check_backward(config, Problem.random(shape, config.dtype, AttentionOptions(CAUSAL)))
