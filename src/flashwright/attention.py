@@ -54,7 +54,7 @@ def attention(
     - `return_lse`: also return the log-sum-exp of each row's scores, (batch, heads, rows) in fp32.
     - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel.
     - `backend`: "gpu" (for CUDA tensors), "reference" (plain PyTorch; for all others), or "simulator" (the kernel
-      itself, on CPU tensors or NumPy arrays; no gradients). Chosen by the tensors' device unless given; CPU tensors
+      itself, on CPU tensors or NumPy arrays). Chosen by the tensors' device unless given; CPU tensors
       with a `config`, a `family` or `row_invariant` run on the simulator.
     - `row_invariant`: a row's output and log-sum-exp depend, bit by bit, on its own query, the keys and values it
       attends to and the arguments alone: not on other rows, the batch, the chunk of a prefill that the row is in, or
@@ -164,6 +164,10 @@ def _run(
     deterministic: bool,
 ) -> tuple[Any, Any]:
     if backend == "simulator":
+        if not isinstance(q, np.ndarray) and _needs_gradients(q, k, v):
+            from flashwright.operators.recorded import SimulatedCall
+
+            return SimulatedCall(options, config, family, row_invariant, deterministic).run(q, k, v)
         return run_on_simulator(
             q, k, v, options, with_lse=return_lse, config=config, family=family, row_invariant=row_invariant
         )
@@ -177,6 +181,11 @@ def _run(
         config = config_chosen_for(q, k, options, family, row_invariant=row_invariant)
     name = "" if config is None else config if isinstance(config, str) else config.short_form()
     return torch_ops.forward(q, k, v, torch_ops.Request(options, return_lse, name, deterministic))
+
+
+def _needs_gradients(*tensors: Any) -> bool:
+    torch = require_torch("attention")
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 # --- Straight to the launch ----------------------------------------------------------------------------------------
@@ -230,7 +239,6 @@ def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kerne
         raise ValueError(f"backend: {backend!r} is not known; allowed: {', '.join(map(repr, BACKENDS))}")
     if isinstance(q, np.ndarray):
         return _checked_array_backend(q, k, v, backend)
-    torch = require_torch("attention")
     check_tensors(q, k, v)
     check_shapes(q.shape, k.shape, v.shape)
     if backend is None:
@@ -246,10 +254,6 @@ def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kerne
         raise ValueError("row_invariant: backend='reference' uses PyTorch's products, which do not promise it")
     if backend != "reference":
         check_kernel_dtype(q)
-    if backend == "simulator" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise ValueError(
-            "backend: 'simulator' computes no gradients; call it under torch.no_grad(), or use backend='reference'"
-        )
     return backend
 
 
