@@ -12,7 +12,7 @@ from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named
 from flashwright.operators.forward import call_kind, config_chosen_for, forget_plans, run_on_simulator
-from flashwright.operators.plain_calls import DISPATCHED, LAUNCHED, way_of_call
+from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.operators.warming import compile_ahead, needed_kernels
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
@@ -52,10 +52,9 @@ def attention(
     - `window`: (left, right), how many keys before and after its own position a row attends to; -1 or None: no limit.
     - `scale`: 1/√head_dim unless given. `softcap` c > 0: scores s become c·tanh(s/c).
     - `return_lse`: also return the log-sum-exp of each row's scores, (batch, heads, rows) in fp32.
-    - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel; gradients
-      are computed by the same family, if it computes them for the head dimension.
+    - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel.
     - `backend`: "gpu" (for CUDA tensors), "reference" (plain PyTorch; for all others), or "simulator" (the kernel
-      itself, on CPU tensors or NumPy arrays; no gradients). Chosen by the tensors' device unless given; CPU tensors
+      itself, on CPU tensors or NumPy arrays). Chosen by the tensors' device unless given; CPU tensors
       with a `config`, a `family` or `row_invariant` run on the simulator.
     - `row_invariant`: a row's output and log-sum-exp depend, bit by bit, on its own query, the keys and values it
       attends to and the arguments alone: not on other rows, the batch, the chunk of a prefill that the row is in, or
@@ -64,23 +63,27 @@ def attention(
       the same. Without it, those of q may differ in their last bits.
 
     Rows with no key to attend to are 0, and their log-sum-exp is -inf. Gradients flow to q, k and v, from the
-    log-sum-exp too.
+    log-sum-exp too. On a GPU they are PyTorch's FlashAttention backward or, with FLASHWRIGHT_BACKWARD=kernels in the
+    environment, kernels of ours: of the family that the call names, if it has them for the head dimension.
     """
     if window.__class__ is list:
         window = tuple(window)
     way = way_of_call(q, k, v)
-    if way != DISPATCHED:
+    if way:  # beside the dispatcher
         # All that a kind of call depends on. Tensors elsewhere have other device indices, and fail when it is made.
         request = (
-            way, q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(),
-            causal, window, scale, softcap, return_lse, family, config, backend, row_invariant, deterministic,
+            q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(),
+            causal, window, scale, softcap, return_lse, family, config, backend, row_invariant,
         )  # fmt: skip
-        kind = _kinds.get(request)
+        key = request if way == LAUNCHED else (request, deterministic)
+        kind = _kinds.get(key)
         if kind is None and backend in (None, "gpu"):
-            kind = _kinds[request] = _new_kind(
+            kind = _kinds[key] = _new_kind(
                 way, q, k, v, causal, window, scale, softcap, return_lse, family, config, row_invariant, deterministic
             )
-        if way == LAUNCHED and kind is not None:
+        if kind is None:
+            pass
+        elif key is request:
             out = kind.torch.empty_like(q)
             layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
             arrangement = kind.arrangements.get(layout)
@@ -89,7 +92,7 @@ def attention(
             if arrangement is not None:
                 out, lse = arrangement.run(q, k, v, out)
                 return (out, lse) if return_lse else out
-        elif kind is not None and not is_empty(q.shape, k.shape):
+        elif not is_empty(q.shape, k.shape):
             out, lse = kind.run(q, k, v)
             return (out, lse) if return_lse else out
 
@@ -161,6 +164,10 @@ def _run(
     deterministic: bool,
 ) -> tuple[Any, Any]:
     if backend == "simulator":
+        if not isinstance(q, np.ndarray) and _needs_gradients(q, k, v):
+            from flashwright.operators.recorded import SimulatedCall
+
+            return SimulatedCall(options, config, family, row_invariant, deterministic).run(q, k, v)
         return run_on_simulator(
             q, k, v, options, with_lse=return_lse, config=config, family=family, row_invariant=row_invariant
         )
@@ -174,6 +181,11 @@ def _run(
         config = config_chosen_for(q, k, options, family, row_invariant=row_invariant)
     name = "" if config is None else config if isinstance(config, str) else config.short_form()
     return torch_ops.forward(q, k, v, torch_ops.Request(options, return_lse, name, deterministic))
+
+
+def _needs_gradients(*tensors: Any) -> bool:
+    torch = require_torch("attention")
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 # --- Straight to the launch ----------------------------------------------------------------------------------------
@@ -227,7 +239,6 @@ def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kerne
         raise ValueError(f"backend: {backend!r} is not known; allowed: {', '.join(map(repr, BACKENDS))}")
     if isinstance(q, np.ndarray):
         return _checked_array_backend(q, k, v, backend)
-    torch = require_torch("attention")
     check_tensors(q, k, v)
     check_shapes(q.shape, k.shape, v.shape)
     if backend is None:
@@ -243,10 +254,6 @@ def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kerne
         raise ValueError("row_invariant: backend='reference' uses PyTorch's products, which do not promise it")
     if backend != "reference":
         check_kernel_dtype(q)
-    if backend == "simulator" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise ValueError(
-            "backend: 'simulator' computes no gradients; call it under torch.no_grad(), or use backend='reference'"
-        )
     return backend
 
 

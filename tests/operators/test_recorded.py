@@ -74,6 +74,23 @@ def test_gradients_flow_from_the_output_and_the_log_sum_exp_as_often_as_they_are
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("family", ["ampere", pytest.param("hopper", marks=pytest.mark.slow)])
+def test_the_simulator_computes_gradients_by_the_kernels_of_the_family(family):
+    q, k, v = some()
+    loss = loss_of(*attention(q, k, v, causal=True, softcap=5.0, return_lse=True, family=family))
+    doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    options = AttentionOptions.of(True, softcap=5.0)
+    truth = torch.autograd.grad(loss_of(*attention_reference(*doubles, options=options)), doubles)
+    for name, gradient, expected in zip("qkv", torch.autograd.grad(loss, (q, k, v)), truth, strict=True):
+        assert relative_error(gradient, expected) <= ERROR, name
+
+
+def test_the_simulator_has_gradients_of_nothing():
+    q, k, v = (torch.zeros(1, 2, n, 32, dtype=torch.bfloat16).requires_grad_() for n in (3, 0, 0))
+    attention(q, k, v, backend="simulator").sum().backward()
+    assert not q.grad.any() and k.grad.shape == k.shape
+
+
 @launches_only
 def test_a_loss_may_be_of_the_log_sum_exp_alone(gpu):
     tensors = some()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from attention_cases import laid_out, relative_error
 from fake_gpu import MULTIPROCESSORS, FakeGPU, scattered
 from simulating_gpu import SimulatingGPU
 
-from flashwright.kernels import registry
 from flashwright.kernels.backward.launch import DQ, ROWS, BackwardArguments, Scratch
 from flashwright.kernels.forward.launch import PackedSequences
 from flashwright.kernels.launch import Sizes
@@ -28,6 +26,7 @@ from flashwright.runtime.reference import attention_gradients, attention_referen
 from flashwright.runtime.tensors import device_tensor
 
 CONFIG = parse_config("ampere backward (BF16, 64, 32, 32, 2): stages_2_1+swizzled")
+HOPPER = parse_config("hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P")
 ERROR = 8e-3
 """Relative, of gradients in bf16: P, dS and the gradients themselves are rounded."""
 
@@ -131,24 +130,12 @@ def test_packed_sequences_have_gradients_of_their_own_and_rows_of_none_have_0(si
 # --- What launches are given -----------------------------------------------------------------------------------------
 
 
-class Mapped:
-    """The Ampere family as if its kernel copied by tensor maps."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        family = family_of(CONFIG)
-        rules = replace(family.launch_rules, boxes=lambda config: (64, config.B_r, config.B_c, config.B_c))
-        mapped = replace(family, launch_rules=rules)
-        monkeypatch.setitem(registry._by_config_type, type(CONFIG), mapped)
-
-
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-@pytest.mark.parametrize("mapped", [False, True], ids=["by addresses", "by tensor maps"])
-def test_every_launch_has_the_parameters_of_one_from_scratch(gpu, monkeypatch, mapped, packed):
-    if mapped:
-        Mapped(monkeypatch)
+@pytest.mark.parametrize("config", [CONFIG, HOPPER], ids=["ampere", "hopper"])
+def test_every_launch_has_the_parameters_of_one_from_scratch(gpu, config, packed):
     options = AttentionOptions(Window(100, 0), softcap=7.0)
-    kind = gpu.backward_kind(options, lambda *sizes: CONFIG)
-    draw = random.Random(f"{mapped}{packed}")
+    kind = gpu.backward_kind(options, lambda *sizes: config)
+    draw = random.Random(f"{config}{packed}")
     for _ in range(30):
         batch = 1 if packed else draw.choice([1, 3])
         heads, rows, keys = draw.choice([(2, 2), (4, 1)]), draw.randint(1, 900), draw.randint(1, 900)
@@ -165,13 +152,13 @@ def test_every_launch_has_the_parameters_of_one_from_scratch(gpu, monkeypatch, m
             gradients = kind.run(do, q, k, v, out, lse, dlse, both, sizes)
             (scratch,) = gpu.allocated
             views = [device_tensor(*each) for each in zip(TENSORS, (q, k, v, out, do, *gradients), strict=True)]
-            launch = family_of(CONFIG).launch(
-                CONFIG, *views, lse_address=lse.data_ptr(), dlse_address=0 if dlse is None else dlse.data_ptr(),
+            launch = family_of(config).launch(
+                config, *views, lse_address=lse.data_ptr(), dlse_address=0 if dlse is None else dlse.data_ptr(),
                 scratch_address=scratch.data_ptr(), options=options, multiprocessors=MULTIPROCESSORS,
                 packed=sizes and PackedSequences(sizes[0], both[0].data_ptr(), both[1].data_ptr(), *sizes[1:]),
             )  # fmt: skip
             maps = [b"".join(word.to_bytes(8, "little") for word in scattered(each)) for each in launch.tensor_maps]
-            assert len(maps) == (4 if mapped else 0)
+            assert len(maps) == (4 if config is HOPPER else 0)
             arguments = bytes(launch.arguments)
             last = {each.companion: each.launches[-1] for each in gpu.kernels if each.variant == launch.variant}
             assert last[None] == (launch.grid, [*maps, arguments])

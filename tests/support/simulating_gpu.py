@@ -66,7 +66,7 @@ class SimulatingKernel:
 
 def _storages() -> list[tuple[int, int]]:
     """(address, bytes) of what CPU tensors lie in."""
-    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    tensors = [x for x in gc.get_objects() if type(x) is torch.Tensor and x.device.type == "cpu" and not x.is_sparse]
     return list({(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in tensors})
 
 

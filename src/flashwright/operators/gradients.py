@@ -10,6 +10,7 @@ from flashwright.operators.backward import differentiate_on_gpu
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
 from flashwright.runtime.reference import attention_gradients
+from flashwright.runtime.tensors import empty_output
 
 
 def dense_gradients(
@@ -25,9 +26,10 @@ def dense_gradients(
     config: str,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q, k and v, of (batch, heads, rows, head_dim) tensors."""
+    """Of q, k and v, of (batch, heads, rows, head_dim) tensors, and laid out as `empty_output` of them."""
     if not q.is_cuda or is_empty(q.shape, k.shape):
-        return attention_gradients(grad_out, grad_lse, q, k, v, options=options)
+        dq, dk, dv = attention_gradients(grad_out, grad_lse, q, k, v, options=options)
+        return laid_out_for(dq, q), laid_out_for(dk, k), laid_out_for(dv, v)
     return differentiate_on_gpu(
         grad_out, grad_lse, q, k, v, out, lse, options, config=config, deterministic=deterministic
     )
@@ -69,6 +71,12 @@ def packed_gradients(
         found = attention_gradients(batched(grad_out[rows]), sequence_grad_lse, *sequence, options=options)
         for target, part, gradient in zip(gradients, (rows, keys, keys), found, strict=True):
             target[part] = gradient[0].transpose(0, 1)
+
+
+def laid_out_for(source: Tensor, x: Tensor) -> Tensor:
+    """The values of one tensor with the strides of `empty_output` of another."""
+    target = empty_output(x)
+    return source if source.stride() == target.stride() else target.copy_(source)
 
 
 def batched(x: Tensor) -> Tensor:

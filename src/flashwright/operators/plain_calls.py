@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 DISPATCHED, LAUNCHED, RECORDED = range(3)
-"""What a call goes through: PyTorch's dispatcher; nothing; autograd, which records it."""
+"""What a call goes through: PyTorch's dispatcher, which is 0; nothing; autograd, which records it."""
 
 
 def way_of_call(q: Any, k: Any, v: Any) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flashwright.operators.forward import run_on_gpu
-from flashwright.operators.gradients import batched, dense_gradients, packed_gradients
+from flashwright.operators.gradients import batched, dense_gradients, laid_out_for, packed_gradients
 from flashwright.operators.plain_calls import DISPATCHED, RECORDED, way_of_call
 from flashwright.operators.recorded import record
 from flashwright.problem.options import AttentionOptions
@@ -116,7 +116,7 @@ def _dense_forward(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> tuple[Tensor,
     request = Request.of(flat)
     if not q.is_cuda:
         out, lse = attention_reference(q, k, v, options=request.options)
-        return _copied(out, empty_output(q)), lse.float() if request.with_lse else _no_lse(q)
+        return laid_out_for(out, q), lse.float() if request.with_lse else _no_lse(q)
     out, lse = run_on_gpu(q, k, v, request.options, with_lse=request.with_lse, config=request.config or None)
     return out, _no_lse(q) if lse is None else lse
 
@@ -171,10 +171,6 @@ def _no_lse(q: Tensor) -> Tensor:
     return q.new_empty((0,), dtype=torch.float32)
 
 
-def _copied(source: Tensor, target: Tensor) -> Tensor:
-    return source if source.stride() == target.stride() else target.copy_(source)
-
-
 # --- Backward ------------------------------------------------------------------------------------------------------
 
 
@@ -182,12 +178,10 @@ def _dense_backward(
     grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *flat: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     request = Request.of(flat)
-    gradients = dense_gradients(
+    return dense_gradients(
         grad_out, grad_lse, q, k, v, out, lse, request.options, config=request.config,
         deterministic=request.deterministic,
     )  # fmt: skip
-    dq, dk, dv = (_copied(gradient, empty_output(x)) for gradient, x in zip(gradients, (q, k, v), strict=True))
-    return dq, dk, dv
 
 
 def _varlen_backward(
