@@ -15,7 +15,7 @@ LETTER = 7.4
 """About as wide as a letter is, to tell whether a label fits its bar."""
 
 
-def registers_picture(budget: RegisterBudget) -> str:
+def registers_picture(budget: RegisterBudget, steps: str = "KV") -> str:
     most = max(budget.limit, budget.planned, budget.used)
     scale = (WIDTH - LEFT - RIGHT) / most
     colours = {operand.operand: index for index, operand in enumerate(budget.operands)}
@@ -49,7 +49,7 @@ def registers_picture(budget: RegisterBudget) -> str:
         WIDTH,
         rows_bottom + 52 + 24 * -(-len(colours) // 4) + 4,
         "Register budget by operand",
-        f"Registers of the operands alive in each part of a KV step: {phases}. The compiler used {budget.used} of "
+        f"Registers of the operands alive in each part of a {steps} step: {phases}. The compiler used {budget.used} of "
         f"{budget.limit} and spilled {budget.spill_bytes} bytes.",
         parts,
     )

@@ -117,7 +117,8 @@ def timeline_picture(timeline: Timeline, name: str = "timeline") -> str:
         name,
         WIDTH,
         bottom + 44,
-        f"KV steps {timeline.first_step} and {timeline.first_step + 1} of the PTX, as {timeline.warp} executed them",
+        f"{timeline.steps} steps {timeline.first_step} and {timeline.first_step + 1} of the PTX, as {timeline.warp} "
+        "executed them",
         _description(timeline),
         parts,
     )
@@ -160,7 +161,7 @@ def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
     for number, (start, end) in enumerate(zip(timeline.step_starts, timeline.step_starts[1:], strict=False)):
         x = _x(start, scale)
         yield line(x, 8, x, bottom, "step")
-        label = f"KV step {timeline.first_step + number}: {end - start} instructions"
+        label = f"{timeline.steps} step {timeline.first_step + number}: {end - start} instructions"
         yield text(label, x + 6, 22, "label strong")
 
 
