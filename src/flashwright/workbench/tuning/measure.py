@@ -11,12 +11,14 @@ from typing import Any, Protocol
 from flashwright.choice.problem import TuningProblem
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig
+from flashwright.problem.flops import FORWARD
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model
 from flashwright.workbench.bench.gpu_machine import torch_dtype
 from flashwright.workbench.bench.results import geometric_mean
 from flashwright.workbench.bench.scores import NORMAL, score_inputs
 from flashwright.workbench.bench.timing import CapturedCall, capture, replay_times_ms
+from flashwright.workbench.kernel_calls import ConfigCall, kernel_calls
 from flashwright.workbench.tuning.candidates import check_problems
 
 TUNING_SCORES = (NORMAL, "normal-x4", "rising-slow", "falling-slow")
@@ -85,10 +87,10 @@ class GpuMeasurer:
         try:
             self._check = cache(partial(Check.of, device=device))
             self._inputs = {kind: _random(problem, kind, device) for kind in self._scores}
-            self._out = torch.empty_like(self._inputs[self._scores[0]][0])
         except torch.OutOfMemoryError as error:
             raise GPUError(f"the GPU has no memory left for {problem}; choose a smaller one") from error
         self._stream = torch.cuda.Stream()
+        self._calls: dict[str, ConfigCall] = {}
         self._captured: dict[tuple[KernelConfig, str], CapturedCall] = {}
 
     def error(self, config: KernelConfig) -> float:
@@ -96,20 +98,32 @@ class GpuMeasurer:
         return max(self._check(small, kind).error(config) for small in problems for kind in self._scores)
 
     def sweep(self, configs: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
-        from flashwright.runtime.forward import run_forward
-
         try:
             wanted = [(config, kind) for config in configs for kind in self._scores]
             for config, kind in wanted:
                 if (config, kind) not in self._captured:
-                    inputs = self._inputs[kind]
-                    call = partial(run_forward, config, *inputs, window=self._problem.window, out=self._out)
-                    self._captured[config, kind] = capture(call, self._stream, launches=None)
+                    self._captured[config, kind] = capture(self._call(kind)(config), self._stream, launches=None)
             measured = {each: self._captured[each] for each in wanted}
             times = replay_times_ms(measured, self._stream, rounds=ROUNDS_PER_SWEEP)
         except RuntimeError as error:
             raise GPUError(f"timing {self._problem} failed: {error}") from error
         return {config: mean_over_kinds(times[config, kind] for kind in self._scores) for config in configs}
+
+    def _call(self, kind: str) -> ConfigCall:
+        """Of any config, on scores of a kind."""
+        if kind not in self._calls:
+            q, k, v = self._inputs[kind]
+            self._calls[kind] = kernel_calls(
+                self._problem.operation, q, k, v, _gradient_like(q), window=self._problem.window
+            )
+        return self._calls[kind]
+
+
+def _gradient_like(q: Any) -> Any:
+    """Standard normal, with the strides of q."""
+    import torch
+
+    return torch.empty_like(q).normal_()
 
 
 def mean_over_kinds(times_ms: Iterable[float]) -> float:
@@ -121,37 +135,56 @@ def mean_over_kinds(times_ms: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Check:
-    """A small problem with its inputs and its result by definition."""
+    """A small problem with its inputs and its results by definition."""
 
     problem: TuningProblem
     inputs: tuple[Any, Any, Any]
-    expected: Any
+    do: Any
+    """The gradient of the output, for a backward."""
+    expected: tuple[Any, ...]
+    """The output, or the gradients of q, k and v."""
 
     @classmethod
     def of(cls, problem: TuningProblem, scores: str = NORMAL, *, device: str) -> Check:
-        from flashwright.runtime.reference import attention_reference
+        from flashwright.runtime.reference import attention_gradients, attention_reference
 
         q, k, v = (_guarded(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length))
         for x, values in zip((q, k, v), _random(problem, scores, device), strict=True):
             x.copy_(values)
-        expected, _ = attention_reference(q.double(), k.double(), v.double(), options=AttentionOptions(problem.window))
-        return cls(problem, (q, k, v), expected)
+        options, in_float64 = AttentionOptions(problem.window), (q.double(), k.double(), v.double())
+        if problem.operation == FORWARD:
+            return cls(problem, (q, k, v), None, attention_reference(*in_float64, options=options)[:1])
+        do = _guarded(problem, problem.q_length, device).normal_()
+        return cls(problem, (q, k, v), do, attention_gradients(do.double(), None, *in_float64, options=options))
 
     def error(self, config: KernelConfig) -> float:
         """Relative, in the Frobenius norm; infinite if an element was not written or another one was."""
         import torch
 
-        from flashwright.runtime.forward import run_forward
-
-        out = _guarded(self.problem, self.problem.q_length, self.expected.device)
         try:
-            run_forward(config, *self.inputs, window=self.problem.window, out=out)
+            results = self._results(config)
             torch.cuda.synchronize()
         except RuntimeError as error:
             raise KernelCrash(f"{config} failed on {self.problem}: {error}") from error
-        behind = out._base[:, self.problem.q_length :]
-        relative = ((out.double() - self.expected).norm() / self.expected.norm()).item()
-        return relative if math.isfinite(relative) and behind.isnan().all().item() else math.inf
+        errors = [
+            ((result.double() - by_definition).norm() / by_definition.norm()).item()
+            for result, by_definition in zip(results, self.expected, strict=True)
+        ]
+        return max(errors) if all(map(math.isfinite, errors)) else math.inf
+
+    def _results(self, config: KernelConfig) -> tuple[Any, ...]:
+        """What the config's kernels compute; NaN if they write behind the output of a forward."""
+        from flashwright.runtime.forward import run_forward
+
+        if self.problem.operation == FORWARD:
+            out = _guarded(self.problem, self.problem.q_length, self.expected[0].device)
+            run_forward(config, *self.inputs, window=self.problem.window, out=out)
+            behind = out._base[:, self.problem.q_length :]
+            return (out if behind.isnan().all().item() else out * math.nan,)
+        gradients: tuple[Any, ...] = kernel_calls(
+            self.problem.operation, *self.inputs, self.do, window=self.problem.window
+        )(config)()
+        return gradients
 
 
 def _random(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any, Any]:

@@ -3,6 +3,7 @@
 from flashwright.kernels.backward.ampere.config import OPTIONS, AmpereBackwardKernelConfig
 from flashwright.kernels.backward.ampere.defaults import ampere_backward_default
 from flashwright.kernels.backward.ampere.explain import EXPLANATION
+from flashwright.kernels.backward.ampere.ladder import LADDER
 from flashwright.kernels.backward.ampere.launch import RULES
 from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.backward.ampere.source import ampere_backward_source, ampere_dq_source, ampere_rows_source
@@ -31,6 +32,7 @@ AMPERE_BACKWARD = KernelFamily(
     launch_rules=RULES,
     space=SPACE,
     explanation=EXPLANATION,
+    ladder=LADDER,
     companions={
         ROWS: Companion(ampere_rows_source, ROW_KERNEL_THREADS),
         DQ: Companion(ampere_dq_source, ROW_KERNEL_THREADS),

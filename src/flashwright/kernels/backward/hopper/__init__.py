@@ -3,6 +3,7 @@
 from flashwright.kernels.backward.hopper.config import D_HEADS, OPTIONS, HopperBackwardKernelConfig
 from flashwright.kernels.backward.hopper.defaults import hopper_backward_default
 from flashwright.kernels.backward.hopper.explain import EXPLANATION
+from flashwright.kernels.backward.hopper.ladder import LADDER
 from flashwright.kernels.backward.hopper.launch import RULES
 from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.backward.hopper.source import hopper_backward_source, hopper_dq_source, hopper_rows_source
@@ -31,6 +32,7 @@ HOPPER_BACKWARD = KernelFamily(
     launch_rules=RULES,
     space=SPACE,
     explanation=EXPLANATION,
+    ladder=LADDER,
     oldest_arch="sm_90a",
     runs_on_later=False,
     companions={
