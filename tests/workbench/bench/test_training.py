@@ -201,6 +201,15 @@ def test_a_gradient_that_is_a_difference_of_equal_terms_is_measured_by_the_terms
     assert 1e-4 < gradient_error((dq + noise, dk, dv), inputs) < 1e-2
 
 
+def test_a_gradient_of_zero_is_right_if_it_is_zero():
+    inputs = cpu_inputs("backward")
+    inputs = with_gradients(replace(inputs, q=0 * inputs.q), "backward")
+    dq, dk, dv = expected_gradients(inputs)
+    assert dk.norm() == 0
+    assert gradient_error((dq, dk, dv), inputs) < 1e-5
+    assert gradient_error((dq, dk + 1e-6, dv), inputs) == math.inf
+
+
 def test_gradients_of_another_shape_are_refused():
     inputs = cpu_inputs("backward")
     dq, dk, dv = expected_gradients(inputs)

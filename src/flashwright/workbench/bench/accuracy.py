@@ -83,4 +83,7 @@ def _relative(found: Any, expected: Any, terms: Any) -> float:
     import torch
 
     scale = max(torch.linalg.norm(expected).item(), torch.linalg.norm(terms).item())
-    return torch.linalg.norm(found.detach().double() - expected).item() / scale
+    difference: float = torch.linalg.norm(found.detach().double() - expected).item()
+    if scale == 0:  # such as dk where q is 0
+        return 0.0 if difference == 0 else math.inf
+    return difference / scale

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from typing import Any, Protocol
 
 from flashwright.choice.problem import TuningProblem
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig
-from flashwright.problem.flops import FORWARD
+from flashwright.problem.flops import BACKWARD, FORWARD
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model
+from flashwright.workbench.bench.accuracy import gradient_error, largest
 from flashwright.workbench.bench.gpu_machine import torch_dtype
+from flashwright.workbench.bench.peers import Inputs
 from flashwright.workbench.bench.results import geometric_mean
 from flashwright.workbench.bench.scores import NORMAL, score_inputs
 from flashwright.workbench.bench.timing import CapturedCall, capture, replay_times_ms
@@ -85,7 +88,7 @@ class GpuMeasurer:
 
         self._problem, self._scores = problem, tuple(scores)
         try:
-            self._check = cache(partial(Check.of, device=device))
+            self._check = cache(partial(CHECKS[problem.operation], device=device))
             self._inputs = {kind: _random(problem, kind, device) for kind in self._scores}
         except torch.OutOfMemoryError as error:
             raise GPUError(f"the GPU has no memory left for {problem}; choose a smaller one") from error
@@ -135,56 +138,78 @@ def mean_over_kinds(times_ms: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Check:
-    """A small problem with its inputs and its results by definition."""
+    """A small problem with its inputs and its result by definition."""
+
+    problem: TuningProblem
+    inputs: tuple[Any, Any, Any]
+    expected: Any
+
+    @classmethod
+    def of(cls, problem: TuningProblem, scores: str = NORMAL, *, device: str) -> Check:
+        from flashwright.runtime.reference import attention_reference
+
+        q, k, v = _guarded_inputs(problem, scores, device)
+        expected, _ = attention_reference(q.double(), k.double(), v.double(), options=AttentionOptions(problem.window))
+        return cls(problem, (q, k, v), expected)
+
+    def error(self, config: KernelConfig) -> float:
+        """Relative, in the Frobenius norm; infinite if an element was not written or another one was."""
+        from flashwright.runtime.forward import run_forward
+
+        out = _guarded(self.problem, self.problem.q_length, self.expected.device)
+        _launch(partial(run_forward, config, *self.inputs, window=self.problem.window, out=out), config, self.problem)
+        behind = out._base[:, self.problem.q_length :]
+        relative = ((out.double() - self.expected).norm() / self.expected.norm()).item()
+        return relative if math.isfinite(relative) and behind.isnan().all().item() else math.inf
+
+
+@dataclass(frozen=True)
+class BackwardCheck:
+    """A small problem with its inputs, and the gradient of its output."""
 
     problem: TuningProblem
     inputs: tuple[Any, Any, Any]
     do: Any
-    """The gradient of the output, for a backward."""
-    expected: tuple[Any, ...]
-    """The output, or the gradients of q, k and v."""
 
     @classmethod
-    def of(cls, problem: TuningProblem, scores: str = NORMAL, *, device: str) -> Check:
-        from flashwright.runtime.reference import attention_gradients, attention_reference
-
-        q, k, v = (_guarded(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length))
-        for x, values in zip((q, k, v), _random(problem, scores, device), strict=True):
-            x.copy_(values)
-        options, in_float64 = AttentionOptions(problem.window), (q.double(), k.double(), v.double())
-        if problem.operation == FORWARD:
-            return cls(problem, (q, k, v), None, attention_reference(*in_float64, options=options)[:1])
-        do = _guarded(problem, problem.q_length, device).normal_()
-        return cls(problem, (q, k, v), do, attention_gradients(do.double(), None, *in_float64, options=options))
+    def of(cls, problem: TuningProblem, scores: str = NORMAL, *, device: str) -> BackwardCheck:
+        inputs = _guarded_inputs(problem, scores, device)
+        return cls(problem, inputs, _guarded(problem, problem.q_length, device).normal_())
 
     def error(self, config: KernelConfig) -> float:
-        """Relative, in the Frobenius norm; infinite if an element was not written or another one was."""
-        import torch
+        """The largest of any gradient in any head; infinite or NaN if one is unusable."""
+        run = kernel_calls(BACKWARD, *self.inputs, self.do, window=self.problem.window)(config)
+        gradients = _launch(run, config, self.problem)
+        heads = product(range(self.problem.batch), range(self.problem.heads))
+        return largest([self._error_of_head(gradients, slice(b, b + 1), slice(h, h + 1)) for b, h in heads])
 
-        try:
-            results = self._results(config)
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            raise KernelCrash(f"{config} failed on {self.problem}: {error}") from error
-        errors = [
-            ((result.double() - by_definition).norm() / by_definition.norm()).item()
-            for result, by_definition in zip(results, self.expected, strict=True)
-        ]
-        return max(errors) if all(map(math.isfinite, errors)) else math.inf
+    def _error_of_head(self, gradients: tuple[Any, Any, Any], batch: slice, head: slice) -> float:
+        (q, k, v, do), (dq, dk, dv) = (
+            [x[batch, head] for x in tensors] for tensors in ((*self.inputs, self.do), gradients)
+        )
+        return gradient_error((dq, dk, dv), Inputs(q, k, v, self.problem.causal, BACKWARD, do))
 
-    def _results(self, config: KernelConfig) -> tuple[Any, ...]:
-        """What the config's kernels compute; NaN if they write behind the output of a forward."""
-        from flashwright.runtime.forward import run_forward
 
-        if self.problem.operation == FORWARD:
-            out = _guarded(self.problem, self.problem.q_length, self.expected[0].device)
-            run_forward(config, *self.inputs, window=self.problem.window, out=out)
-            behind = out._base[:, self.problem.q_length :]
-            return (out if behind.isnan().all().item() else out * math.nan,)
-        gradients: tuple[Any, ...] = kernel_calls(
-            self.problem.operation, *self.inputs, self.do, window=self.problem.window
-        )(config)()
-        return gradients
+CHECKS: dict[str, Callable[..., Check | BackwardCheck]] = {FORWARD: Check.of, BACKWARD: BackwardCheck.of}
+"""By operation."""
+
+
+def _launch(call: Callable[[], Any], config: KernelConfig, problem: TuningProblem) -> Any:
+    import torch
+
+    try:
+        result = call()
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise KernelCrash(f"{config} failed on {problem}: {error}") from error
+    return result
+
+
+def _guarded_inputs(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any, Any]:
+    q, k, v = (_guarded(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length))
+    for x, values in zip((q, k, v), _random(problem, scores, device), strict=True):
+        x.copy_(values)
+    return q, k, v
 
 
 def _random(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any, Any]:
