@@ -32,7 +32,7 @@ MIN_COLUMNS_FOR_CONFIGS = 150
 STATIC_COLUMNS = (
     "shared\nKiB",
     "blocks\nper SM",
-    "instr. /\nKV step",
+    "instr. /\nstep",
     "bank\nconflicts",
     "global\nsectors",
     "error",

@@ -209,7 +209,7 @@ def climb(
             simulations.append(_simulate(config))
             advance()
     timed = gpu_available() and described.runs_on(_this_arch())
-    timings = _time_all(configs, ladder.peers, operation, progress=progress) if timed else [None] * len(rungs)
+    timings = _time_all(configs, ladder.peers, progress=progress) if timed else [None] * len(rungs)
     results = [
         RungResult(
             rung, {arch: Compiled.of(kernels[arch][i]) for arch in ladder.architectures}, simulations[i], timings[i]
@@ -246,7 +246,7 @@ def _this_arch() -> str:
     return f"sm_{major}{minor}"
 
 
-def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], operation: str, *, progress: bool) -> list[Timed]:
+def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], *, progress: bool) -> list[Timed]:
     import torch
 
     from flashwright.workbench.bench.peers import PEERS, Inputs
@@ -254,6 +254,7 @@ def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], operation: st
     from flashwright.workbench.bench.training import prepare_operation, with_gradients
 
     first = configs[0]
+    operation = family_of(first).operation.name
     batch, heads, rows = TIMED_SHAPE.values()
     dtype = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}[first.dtype]
     q, k, v = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashwright.kernels.explanation import SharedMap
+from flashwright.workbench.explain.pictures.regions import region_class
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, text
 
 WIDTH, LEFT, RIGHT = 1160, 2, 2
@@ -16,7 +17,7 @@ def shared_map_picture(shared: SharedMap) -> str:
     for region in shared.regions:
         x, width = LEFT + region.offset * scale, region.bytes * scale
         tooltip = f"{region.name}: {region.bytes} bytes"
-        parts.append(rect(x, TOP, max(width - 2, 2), BAR, f"region region-{region.operand}", tooltip))
+        parts.append(rect(x, TOP, max(width - 2, 2), BAR, f"region {region_class(region.operand)}", tooltip))
         if width < NARROWEST_NAMED:
             parts.append(
                 text(f"{region.name}, {region.bytes} bytes ({region.note})", x + width, TOP - 8, "label", "end")

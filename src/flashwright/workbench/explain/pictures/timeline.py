@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flashwright.kernels.explanation import CONSUMER, PRODUCER, WARP
 from flashwright.workbench.explain.facts import Flight, Span, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
+from flashwright.workbench.explain.pictures.regions import region_class
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
 
 WIDTH, LEFT, RIGHT = 1200, 172, 16
@@ -173,9 +174,9 @@ def _flight(flight: Flight, y: float, scale: float, instructions: int, room: flo
     how = "" if flight.asynchronous else " through registers"
     arrival = "not waited for here" if flight.end is None or flight.end > instructions else f"until {flight.end}"
     tooltip = f"{flight.block} → {flight.region}{how}: from {flight.start} {arrival}"
-    yield rect(x, y, max(right - x, 3), 18, f"flight region-{operand}", tooltip, rx=4)
+    yield rect(x, y, max(right - x, 3), 18, f"flight {region_class(operand)}", tooltip, rx=4)
     if flight.issued > start:
-        yield rect(x, y, max((flight.issued - start) * scale, 2), 18, f"issue region-{operand}", rx=4)
+        yield rect(x, y, max((flight.issued - start) * scale, 2), 18, f"issue {region_class(operand)}", rx=4)
     before = "◂ " if flight.start < 0 else ""
     after = " ▸" if flight.end is None or flight.end > instructions else ""
     label = f"{before}{flight.block}{how}{after}"
