@@ -10,16 +10,13 @@ from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.family import SearchSpace
 from flashwright.problem.dtypes import DType
 
-RULES = ("warps", "columns", "shared memory", "registers", "swizzle", "step")
+RULES = ("warps", "columns", "shared memory", "registers", "swizzle")
 """The first that a config breaks rejects it."""
 
 _B_R = (16, 32, 64, 128)
 _B_C = (32, 64, 128, 256)
 _WARPS = (4, 8, 16)
 _STAGES = (1, 2)
-_SMALLEST_STEP = 2 * 1024
-"""Scores of a step. Smaller steps do not amortise their barriers and the additions to dQ, which cost the same a row of
-queries however few keys a block has."""
 
 
 def ampere_backward_space(dtype: DType, d_head: int) -> Iterator[tuple[AmpereBackwardKernelConfig, str | None]]:
@@ -42,12 +39,6 @@ def ampere_backward_rejection_reason(config: AmpereBackwardKernelConfig) -> str 
         return "swizzle: without it, reads of shared memory meet in the same banks"
     if shapes.row_tiles > 2:
         return f"warps: {shapes.keys_per_warp} keys of a warp leave too few registers"
-    scores = config.B_r * config.B_c
-    if scores < _SMALLEST_STEP:
-        return (
-            f"step: {config.B_r} queries of {config.B_c} keys are {scores} scores, fewer than the {_SMALLEST_STEP} "
-            "that make up for the barriers of a step"
-        )
     return None
 
 
