@@ -247,5 +247,5 @@ class Explanation:
     product: Product | None = None
     """Whose fragments are drawn."""
     products: Mapping[str, str] = field(default_factory=lambda: FORWARD_PRODUCTS)
-    """What the products are called, by their markers in the source."""
+    """What the products are called, by their markers in the source; others are called as they are marked."""
     timeline: TimelineTexts = TimelineTexts()

@@ -85,14 +85,13 @@ def test_five_products_a_step_are_counted(ampere, hopper):
 
 def test_the_phases_of_the_ampere_kernel_are_its_products_in_their_order(ampere):
     names = [phase.name for phase in ampere.timeline.phases]
-    step = ["S = KQᵀ", "dP = V·dOᵀ", "gradients of scores", "dV += P·dO", "dK += dS·Q", "dQ = dSᵀ·K"]
+    step = ["S", "dP", "gradients of scores", "dV", "dK", "dQ"]
     assert names == 2 * step
 
 
 def test_q_is_copied_a_step_ahead_and_do_during_the_step_before(ampere):
     flights = {flight.block: flight for flight in ampere.timeline.flights}
-    dV, dK = (next(p for p in ampere.timeline.phases if p.name.startswith(name)) for name in ("dV", "dK"))
-    S = next(phase for phase in ampere.timeline.phases if phase.name.startswith("S"))
+    S, dV, dK = (next(p for p in ampere.timeline.phases if p.name == name) for name in ("S", "dV", "dK"))
     assert flights["Q block 2"].issued < S.start  # two stages: before anything is computed
     assert dV.end < flights["dO block 2"].start < dK.start  # one stage: when dV has read it
 

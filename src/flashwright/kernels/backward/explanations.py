@@ -1,12 +1,9 @@
-"""What the explanations of both families of the backward share: the products by name, and words for common knobs."""
+"""What the explanations of both families of the backward share: words for common knobs, and changes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-
-PRODUCTS = {"S": "S = KQᵀ", "dP": "dP = V·dOᵀ", "dV": "dV += P·dO", "dK": "dK += dS·Q", "dQ": "dQ = dSᵀ·K"}
-"""By their markers. S, dP, P and dS have a row per key."""
 
 ORDERED = (
     "blocks of keys add to dQ in a fixed order, each when it is its turn: the same bits in every run",

@@ -15,7 +15,6 @@ from flashwright.kernels.backward.ampere.config import AmpereBackwardKernelConfi
 from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.backward.explanations import (
     ORDERED,
-    PRODUCTS,
     common_meanings,
     doubled_and_halved,
     stage_changes,
@@ -114,7 +113,7 @@ def register_phases(config: AmpereBackwardKernelConfig) -> tuple[RegisterPhase, 
     held = (P, dS) if derived.weights_in_registers else ()
     return (
         RegisterPhase("S and dP", (dK, dV, S, dP, scores)),
-        RegisterPhase("gradients of scores", (dK, dV, S, dP)),
+        RegisterPhase("P and dS", (dK, dV, S, dP)),
         RegisterPhase("dV and dK", (dK, dV, *held, gradients)),
         RegisterPhase("dQ", (dK, dV, dQ)),
     )
@@ -147,11 +146,11 @@ def shared_map(config: AmpereBackwardKernelConfig) -> SharedMap:
             name = f"{operand}, stage {stage}" if stages > 1 else operand
             note = ("even steps", "odd steps")[stage] if stages > 1 else "every step"
             regions.append(SharedRegion(name, operand, start + stage * derived.query_bytes, derived.query_bytes, note))
-    regions.append(SharedRegion("dS", "dS", derived.dS_offset, derived.weight_bytes, "for dQ, which sums over keys"))
+    regions.append(SharedRegion("dS", "dS", derived.dS_offset, derived.weight_bytes))
     if not derived.weights_in_registers:
-        regions.append(SharedRegion("P", "P", derived.P_offset, derived.weight_bytes, "for dV"))
+        regions.append(SharedRegion("P", "P", derived.P_offset, derived.weight_bytes))
     terms = config.Q_stages * derived.terms_bytes
-    regions.append(SharedRegion("terms", "terms", derived.terms_offset, terms, "log-sum-exp and O·dO of each row"))
+    regions.append(SharedRegion("terms", "terms", derived.terms_offset, terms, "lse, O·dO"))
     return SharedMap(tuple(regions), derived.shared_bytes)
 
 
@@ -197,6 +196,6 @@ EXPLANATION = Explanation(
     shared_map=shared_map,
     also_drawn=lambda config: (without_or_with_swizzle(config),),
     banks=banks,
-    products=PRODUCTS,
+    products={},
     timeline=TIMELINE,
 )

@@ -12,7 +12,6 @@ from typing import Any
 from flashwright.hardware.tensor_map import Swizzle
 from flashwright.kernels.backward.explanations import (
     ORDERED,
-    PRODUCTS,
     common_meanings,
     doubled_and_halved,
     stage_changes,
@@ -104,9 +103,9 @@ def register_phases(config: HopperBackwardKernelConfig) -> tuple[RegisterPhase, 
     )
     held = (P,) if config.P_in_registers else ()
     return (
-        RegisterPhase("S, dP, dK issued", (dK, dV, S, dP)),
-        RegisterPhase("gradients of scores", (dK, dV, S, dP)),
-        RegisterPhase("dQ, dV issued", (dK, dV, dQ, *held)),
+        RegisterPhase("S, dP, dK", (dK, dV, S, dP)),
+        RegisterPhase("P and dS", (dK, dV, S, dP)),
+        RegisterPhase("dQ, dV", (dK, dV, dQ, *held)),
     )
 
 
@@ -189,7 +188,7 @@ def banks(config: HopperBackwardKernelConfig) -> CoreMatrices:
     shapes = HopperBackwardShapes(config)
     return CoreMatrices(
         operand="Q",
-        product=PRODUCTS["S"],
+        product="S = KQᵀ",
         start=shapes.Q_offset,
         rows=config.B_r // shapes.parts,
         row_bytes=PANEL_ROW_BYTES,
@@ -224,6 +223,6 @@ EXPLANATION = Explanation(
     reallocations=reallocations,
     warps=warps,
     banks=banks,
-    products=PRODUCTS,
+    products={},
     timeline=TIMELINE,
 )

@@ -11,6 +11,8 @@ from flashwright.workbench.explain.pictures.svg import line, picture, rect, text
 LEFT, RIGHT, TOP = 96, 24, 40
 WIDTH = 1160
 BAR, GAP = 36, 14
+COLOURS = 7
+"""Of operands in the style sheet; more operands have them again."""
 LETTER = 7.4
 """About as wide as a letter is, to tell whether a label fits its bar."""
 
@@ -18,7 +20,7 @@ LETTER = 7.4
 def registers_picture(budget: RegisterBudget, steps: str = "KV") -> str:
     most = max(budget.limit, budget.planned, budget.used)
     scale = (WIDTH - LEFT - RIGHT) / most
-    colours = {operand.operand: index for index, operand in enumerate(budget.operands)}
+    colours = {operand.operand: index % COLOURS for index, operand in enumerate(budget.operands)}
     used_y = TOP + len(budget.phases) * (BAR + GAP)
     rows_bottom = used_y + (1 + len(budget.reallocations)) * (BAR + GAP)
     parts: list[str] = []

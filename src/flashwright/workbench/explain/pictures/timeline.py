@@ -49,6 +49,7 @@ _WARP = (
     _Lane("ldmatrix Q", (Kind.LOAD,), "load", "Q"),
     _Lane("ldmatrix K", (Kind.LOAD,), "load", "K"),
     _Lane("ldmatrix V", (Kind.LOAD,), "load", "V"),
+    *(_Lane(f"ldmatrix {operand}", (Kind.LOAD,), "load", operand) for operand in ("dO", "P", "dS")),
     _Lane("mma", (Kind.MMA,), "mma"),
     *_ARITHMETIC,
 )
@@ -57,18 +58,22 @@ _CONSUMER = (
     _Lane("guesses", (Kind.VOTE,), "barrier", "guess", is_rare=True),
     _Lane("is K full?", (Kind.WAIT,), "copy", "K", is_rare=True),
     _Lane("is V full?", (Kind.WAIT,), "copy", "V", is_rare=True),
+    *(_Lane(f"is {operand} full?", (Kind.WAIT,), "copy", operand, is_rare=True) for operand in ("Q", "dO")),
     _Lane("wgmma S", (Kind.MMA,), "mma", "S", is_rare=True),
     _Lane("wgmma O", (Kind.MMA,), "mma", "O", is_rare=True),
+    *(_Lane(f"wgmma {product}", (Kind.MMA,), "mma", product, is_rare=True) for product in ("dP", "dV", "dK", "dQ")),
     _Lane("commit, wait", (Kind.PRODUCT_WAIT,), "wait", is_rare=True),
-    _Lane("K, V are read", (Kind.BARRIER,), "load", "release", is_rare=True),
+    _Lane("blocks are read", (Kind.BARRIER,), "load", "release", is_rare=True),
     *_ARITHMETIC,
 )
 _PRODUCER = (
     _Lane("is K empty?", (Kind.WAIT,), "wait", "K", is_rare=True),
     _Lane("is V empty?", (Kind.WAIT,), "wait", "V", is_rare=True),
+    *(_Lane(f"is {operand} empty?", (Kind.WAIT,), "wait", operand, is_rare=True) for operand in ("Q", "dO")),
     _Lane("announce bytes", (Kind.BARRIER,), "barrier", "announce", is_rare=True),
     _Lane("copy K", (Kind.COPY,), "copy", "K", is_rare=True),
     _Lane("copy V", (Kind.COPY,), "copy", "V", is_rare=True),
+    *(_Lane(f"copy {operand}", (Kind.COPY,), "copy", operand, is_rare=True) for operand in ("Q", "dO")),
     *_ARITHMETIC,
 )
 
@@ -151,7 +156,11 @@ def _x(index: float, scale: float) -> float:
 
 
 def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
-    classes = {"S = QKᵀ": "phase-qk", "softmax": "phase-softmax", "O += PV": "phase-pv"}
+    classes = {
+        "S = QKᵀ": "phase-qk", "softmax": "phase-softmax", "O += PV": "phase-pv",
+        "S": "phase-qk", "dP": "phase-qk", "gradients of scores": "phase-softmax",
+        "dV": "phase-pv", "dK": "phase-pv", "dQ": "phase-pv",
+    }  # fmt: skip
     for phase in timeline.phases:
         x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
         yield rect(x, 34, width, bottom - 34, f"phase {classes.get(phase.name, '')}")
