@@ -15,14 +15,14 @@ from flashwright.kernels.ladder import LadderRung
 from flashwright.kernels.registry import families, family_named, family_of, parse_config
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import FORWARD, OPERATIONS, operation_flops
-from flashwright.problem.reference import TOLERANCE, random_inputs
+from flashwright.problem.reference import TOLERANCE
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.devices import gpu_available
 from flashwright.runtime.progress import progress_bar
+from flashwright.simulation.config import simulate_config
 from flashwright.workbench.bench.result_files import parsed_entries, read_document, write_document
 from flashwright.workbench.environment import environment_record
 from flashwright.workbench.kernel_calls import kernel_calls
-from flashwright.workbench.simulated_pass import simulate_pass
 
 SIMULATED_ROWS = 256
 SIMULATED_HEADS = 2
@@ -225,8 +225,7 @@ def _usual_d_head(family: KernelFamily) -> int:
 
 
 def _simulate(config: KernelConfig) -> Simulated:
-    inputs = random_inputs(config, heads=SIMULATED_HEADS, rows=SIMULATED_ROWS)
-    simulation = simulate_pass(config, *inputs)
+    simulation = simulate_config(config, heads=SIMULATED_HEADS, rows=SIMULATED_ROWS)
     counters = simulation.run.counters
     q_blocks, kv_blocks = -(-SIMULATED_ROWS // config.B_r), -(-SIMULATED_ROWS // config.B_c)
     steps_of_warps = q_blocks * kv_blocks * SIMULATED_HEADS * config.n_warps

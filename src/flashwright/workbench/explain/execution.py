@@ -13,6 +13,7 @@ from flashwright.kernels.explanation import SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of
 from flashwright.problem.dtypes import NUMPY_DTYPES
+from flashwright.simulation.config import simulate_config_on
 from flashwright.simulator.access_patterns import global_cost, shared_cost
 from flashwright.simulator.run import Run
 from flashwright.simulator.trace import MemoryAccess, TraceEntry
@@ -20,7 +21,6 @@ from flashwright.workbench.explain.explanations import counted_warp, explanation
 from flashwright.workbench.explain.facts import SharedTraffic, Simulation, StepCounts
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.loop import Loop, ptx_loop
-from flashwright.workbench.simulated_pass import simulate_pass
 
 STEADY_ITERATION = 1
 """The loop's second iteration: its copies and products are those of all that follow. Softmax may still rescale."""
@@ -49,7 +49,9 @@ def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None
     blocks = {steps.tile: 1, steps.step: iterations + warp.steps_before_loop}
     q_rows, kv_rows = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c
     q, k, v = _inputs(config, q_rows, kv_rows)
-    simulation = simulate_pass(config, q, k, v, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number))
+    simulation = simulate_config_on(
+        config, (q, k, v), arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number)
+    )
     trace = simulation.run.trace
     assert trace is not None
     return Execution(
