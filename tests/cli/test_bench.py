@@ -24,6 +24,7 @@ from flashwright.workbench.bench.results import OURS, BenchResult, read_result, 
 from flashwright.workbench.bench.scores import KINDS
 
 CONFIG = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+BACKWARD_CONFIG = "ampere backward (BF16, 64, 64, 128, 8): stages_2_2+swizzled"
 
 
 @pytest.fixture
@@ -74,6 +75,11 @@ def test_without_a_gpu_bench_says_what_it_needs_and_what_works(monkeypatch):
         (("--family", "ampere", "--config", CONFIG), "--family does not go with it"),
         (("--peer", "nowhere:attention"), "'nowhere' cannot be imported"),
         (("--peer", "nowhere"), "allowed: module:function"),
+        (("--operation", "decode"), "operation: 'decode' is not known; allowed: forward, backward, train"),
+        (("--config", CONFIG, "--operation", "backward"), "is of the operation forward; --operation backward does not"),
+        (("--config", BACKWARD_CONFIG), "is of the operation backward; --operation forward does not go with it"),
+        (("--config", BACKWARD_CONFIG, "--operation", "train"), "is of the operation backward"),
+        (("--operation", "backward", "--family", "volta"), "family: 'volta' is not known; allowed: ampere, hopper"),
         (("--from", "missing.json"), "missing.json"),
         (("--from", "missing.json", "--seqlen", "512"), "--seqlen do not go with it"),
     ],
@@ -93,6 +99,33 @@ def test_flags_choose_the_cells(fake_gpu):
     assert fake_gpu.cells == [
         Cell(DType.FP16, d_head, True, length, 2, 8, 2) for d_head in (64, 96) for length in (100, 2048)
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "operation", "times_forward"),
+    [
+        ((), "forward", 1),
+        (("--operation", "backward"), "backward", 2.5),
+        (("--operation", "backward", "--config", BACKWARD_CONFIG), "backward", 2.5),
+        (("--operation", "train", "--config", CONFIG), "train", 3.5),
+    ],
+)
+def test_the_operation_is_that_of_every_cell_and_named_in_the_result(arguments, operation, times_forward, fake_gpu):
+    size = ("--d-head", "64", "--seqlen", "512", "--full", "--json")
+    code, out, error = flashwright("bench", *arguments, *size)
+    assert code == 0, error
+    assert [cell.operation for cell in fake_gpu.cells] == [operation]
+    document = json.loads(out)
+    assert document["operation"] == document["cells"][0]["operation"] == operation
+    forward_tflops = 4 * 32 * 32 * 512 * 512 * 64 / 2.0 / 1e9
+    measured = document["cells"][0]["implementations"][OURS]["tflops"]
+    assert measured == pytest.approx(times_forward * forward_tflops)
+
+
+def test_the_tables_of_a_backward_say_so(fake_gpu):
+    code, out, error = flashwright("bench", "--operation", "backward", "--d-head", "64", "--seqlen", "512", "--full")
+    assert code == 0, error
+    assert "Backward, BF16, d_head 64, full: TFLOP/s" in out
 
 
 def test_kinds_of_scores_are_a_dimension_of_the_grid(fake_gpu):
@@ -148,7 +181,7 @@ def test_bench_writes_its_result_with_the_environment_and_prints_the_same_json(f
     document = json.loads(out)
     assert document == json.loads(path.read_text())
     assert document.keys() == {
-        "format", "complete", "environment", "arguments", "summary", "missing", "cells",
+        "format", "complete", "operation", "environment", "arguments", "summary", "missing", "cells",
     }  # fmt: skip
     assert document["environment"].keys() >= {"gpu", "driver", "torch", "cuda", "nvrtc", "flashwright", "date"}
     assert document["arguments"] == {"d_head": [64], "peers": ["sdpa-fa2"]}

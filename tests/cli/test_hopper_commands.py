@@ -42,7 +42,7 @@ def short_ladder(monkeypatch) -> None:
     base = replace(SMALL, lazy_rescale=False)
     short = climbed(base, [("base", {}), ("lazy rescaling of O", {"lazy_rescale": True})])
     ladder = replace(ladder_of("hopper"), rungs=lambda dtype, d_head: short)
-    monkeypatch.setattr(ladder_module, "ladder_of", lambda family: {"hopper": ladder}[family])
+    monkeypatch.setattr(ladder_module, "ladder_of", lambda family, operation: {"hopper": ladder}[family])
 
 
 def a_timed_ladder() -> Ladder:

@@ -12,7 +12,8 @@ import time
 import pytest
 from tuning_fakes import CONFIGS, GPU, MODEL, WRONG, FakeMachine, FakeMeasurer, a_result, fake_compiler
 
-from flashwright import parse_kernel_name_into_config
+from flashwright import DType, parse_kernel_name_into_config
+from flashwright.choice.choose import backward_config
 from flashwright.choice.currency import kernel_digest
 from flashwright.choice.database import TuningDatabase
 from flashwright.choice.lookup import shipped_results
@@ -21,7 +22,9 @@ from flashwright.cli import app as cli
 from flashwright.cli import tune as tune_commands
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import Occasion
 from flashwright.kernels.registry import family_named
+from flashwright.problem.lengths import length_bucket
 from flashwright.workbench.tuning import candidates as tuning_candidates
 from flashwright.workbench.tuning.measure import TUNING_SCORES
 from flashwright.workbench.tuning.reload import reload
@@ -219,6 +222,32 @@ def test_what_is_tuned_is_the_family_that_attention_uses_there_unless_told(run, 
     (report,) = json.loads(out)["searches"]
     assert report["problem"]["family"] == family
     assert report["result"]["config"].startswith("hopper (") == (family == "hopper")
+
+
+@pytest.mark.parametrize(("arch", "family"), [("sm_80", "ampere backward"), ("sm_90", "hopper backward")])
+def test_the_backward_is_tuned_stored_and_used_apart_from_the_forward(run, database, gpu, arch, family):
+    model = GPUModel.of_architecture("NVIDIA Imaginary 9001", arch)
+    gpu(model)
+    code, out, err = run("tune", "--operation", "backward", "--d-head", "128", "--limit", "3", "--json")
+    assert (code, err) == (0, "")
+    (report,) = json.loads(out)["searches"]
+    assert report["problem"]["family"] == family
+    found = report["result"]
+    assert found["config"].startswith(family)
+    forward_flops = 4 * 4 * 16 * 4096 * 4096 * 128
+    assert found["tflops"] == pytest.approx(2.5 * forward_flops / found["time_ms"] / 1e9, abs=0.01)
+    bucket = length_bucket(4096)
+    occasion = Occasion(DType.BF16, 128, False, bucket, bucket, model)
+    assert str(backward_config(occasion)) == found["config"]
+    assert database.results()[0].problem.operation == "backward"
+    shown = run("tune", "show")[1]
+    assert "backward" in shown
+
+
+def test_an_operation_without_kernels_is_refused(run, database, no_gpu):
+    code, _, err = run("tune", "--operation", "train")
+    assert code == 1
+    assert "operation: 'train' has no kernels of its own; allowed: forward, backward" in err
 
 
 def test_the_winner_is_stored_and_used(run, database, gpu):

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from flashwright.kernels.registry import families
+from flashwright.kernels.family import Occasion
+from flashwright.kernels.registry import families, family_named
+from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import MEDIUM
+from flashwright.workbench.bench.gpu_machine import PYTORCH_BACKWARD
 from flashwright.workbench.bench.results import OURS, ours_of, read_result
 from flashwright.workbench.bench.scores import KINDS
 
@@ -54,6 +58,37 @@ def test_bench_measures_ours_beside_the_peers_of_pytorch(tmp_path):
             assert 1 < measurement.host_us < 10_000
         assert 0.1 < found.ratio("sdpa-fa2") < 10
     assert (tmp_path / "bench.png").exists()
+
+
+@pytest.mark.parametrize("operation", ["backward", "train"])
+def test_gradients_are_measured_beside_those_of_pytorch(operation, tmp_path):
+    path = tmp_path / "result.json"
+    run = flashwright(*SMALL, "--operation", operation, "--peers", "sdpa-fa2,sdpa-cudnn", "--output", str(path))
+    assert run.returncode == 0, run.stderr
+    result = read_result(path)
+    assert result.operation == operation
+    for found in result.cells:
+        assert found.measurements.keys() >= {OURS, "sdpa-fa2"}, found.failures
+        for measurement in found.measurements.values():
+            assert 0 < measurement.relative_error < 8e-3
+        assert found.measurements[OURS].kernel.endswith(PYTORCH_BACKWARD)
+        assert 0.1 < found.ratio("sdpa-fa2") < 10
+
+
+@pytest.mark.parametrize("family", [family.name for family in families("backward")])
+def test_a_config_of_the_backward_is_measured_by_itself(family, tmp_path):
+    described = family_named(family, "backward")
+    if not described.runs_on(this_gpu().arch):
+        pytest.skip(f"the {family} family does not run on {this_gpu().arch}")
+    config = str(described.default_config(Occasion(DType.BF16, 64, False, MEDIUM, MEDIUM, this_gpu())))
+    path = tmp_path / "result.json"
+    run = flashwright(
+        *SMALL, "--operation", "backward", "--config", config, "--peers", "sdpa-fa2", "--output", str(path)
+    )
+    assert run.returncode == 0, run.stderr
+    for found in read_result(path).cells:
+        assert found.measurements[OURS].kernel == config
+        assert found.measurements[OURS].relative_error < 8e-3
 
 
 def test_grouped_heads_are_measured_and_peers_without_them_listed():

@@ -17,6 +17,7 @@ from flashwright.choice.problem import problem_of
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
+from flashwright.kernels.registry import families
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import MEDIUM
 from flashwright.runtime import forward
@@ -45,6 +46,18 @@ def test_a_search_finds_a_config_that_is_not_slower_than_the_default(database, d
     assert report.wrong == ()
     assert report.speedup >= 1
     assert report.result.tflops > 1
+    assert database.results() == [report.result]
+
+
+@pytest.mark.parametrize("family", families("backward"), ids=lambda family: family.name)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_search_of_the_backward_finds_a_config_that_is_not_slower_than_the_default(database, family, causal):
+    if not family.runs_on(this_gpu().arch):
+        pytest.skip(f"the {family.name} family does not run on {this_gpu().arch}")
+    problem = problem_of(family=family.prefix, d_head=128, causal=causal, q_length=512)
+    report = tune(problem, this_machine(), database, limit=4, progress=False)
+    assert report.wrong == ()
+    assert report.speedup >= 1
     assert database.results() == [report.result]
 
 

@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
-from flashwright.kernels.forward.launch import MAX_BLOCKS
-from flashwright.kernels.registry import family_names, family_of, family_with_prefix
-from flashwright.kernels.tensors import DeviceTensor
+from flashwright.kernels.forward.launch import MAX_BLOCKS, forward_variant
+from flashwright.kernels.registry import family_names, family_with_prefix
 from flashwright.problem.dtypes import DType
-from flashwright.problem.flops import forward_flops
+from flashwright.problem.flops import FORWARD, operation_flops
 from flashwright.problem.lengths import MAX_LENGTH, length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
@@ -68,7 +66,8 @@ class TuningProblem:
         mask = "causal" if self.causal else "full"
         lengths = f"{self.q_length}" if self.q_length == self.kv_length else f"{self.q_length}×{self.kv_length}"
         shape = f"batch {self.batch}, {self.heads} heads, {lengths} rows"
-        return f"{self.dtype.name}, d_head {self.d_head}, {mask}, {shape}"
+        operation = "" if self.operation == FORWARD else f"{self.operation}, "
+        return f"{operation}{self.dtype.name}, d_head {self.d_head}, {mask}, {shape}"
 
     @property
     def kind(self) -> ProblemKind:
@@ -81,33 +80,27 @@ class TuningProblem:
 
     @property
     def flops(self) -> float:
-        """Of both matrix products; half of them under a causal mask, as benchmarks of attention count."""
-        flops = forward_flops(self.batch, self.heads, self.q_length, self.kv_length, self.d_head)
-        return flops / 2 if self.causal else float(flops)
+        """Of the operation's matrix products; half of them under a causal mask, as benchmarks of attention count."""
+        flops = operation_flops(self.operation, self.batch, self.heads, self.q_length, self.kv_length, self.d_head)
+        return flops / 2 if self.causal else flops
+
+    @property
+    def operation(self) -> str:
+        return family_with_prefix(self.family).operation.name
 
     def tflops(self, time_ms: float) -> float:
         return self.flops / time_ms / 1e9
 
     def variant(self, config: KernelConfig) -> AttentionVariant:
         """The variant of a config's kernel that computes this problem."""
-        q, k, v, o = (
-            self._tensor(name, rows)
-            for name, rows in (
-                ("q", self.q_length),
-                ("k", self.kv_length),
-                ("v", self.kv_length),
-                ("out", self.q_length),
-            )
+        return forward_variant(
+            config,
+            AttentionOptions(self.window),
+            head_dim=self.d_head,
+            grouped_heads=False,
+            packed=False,
+            returns_lse=False,
         )
-        options = AttentionOptions(self.window)
-        launch = family_of(config).launch(config, q, k, v, o, options=options, multiprocessors=1)
-        variant: AttentionVariant = launch.variant
-        return variant
-
-    def _tensor(self, name: str, rows: int) -> DeviceTensor:
-        row_stride = self.heads * self.d_head
-        strides = (rows * row_stride, self.d_head, row_stride, 1)
-        return DeviceTensor(name, VECTOR_BYTES, self.dtype, (self.batch, self.heads, rows, self.d_head), strides)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"dtype": self.dtype.name}

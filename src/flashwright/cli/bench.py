@@ -19,12 +19,13 @@ from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named, family_names, family_of, parse_config
 from flashwright.problem.dtypes import DType
+from flashwright.problem.flops import BACKWARD, FORWARD, OPERATIONS, TRAIN, checked_operation
 from flashwright.runtime.devices import GPUError, gpu_available
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.figures import plot_files, save_figure
 from flashwright.workbench.bench.gpu_machine import ROUNDS, GPUMachine, prepare_ours
 from flashwright.workbench.bench.grid import D_HEADS, LENGTHS, MASKS, Cell, grid
-from flashwright.workbench.bench.grid_plot import grid_figure, length_text
+from flashwright.workbench.bench.grid_plot import OPERATION_TITLES, grid_figure, length_text
 from flashwright.workbench.bench.measure import Prepare, measure
 from flashwright.workbench.bench.peers import PEERS, Peer, chosen_peers, external_peer, installed
 from flashwright.workbench.bench.result_files import check_destination
@@ -44,6 +45,7 @@ from flashwright.workbench.bench.results import (
     write_result,
 )
 from flashwright.workbench.bench.scores import KINDS, NORMAL, chosen_scores
+from flashwright.workbench.bench.training import prepare_operation
 from flashwright.workbench.environment import environment_record
 
 INTERRUPTED = 130
@@ -51,6 +53,12 @@ INTERRUPTED = 130
 
 
 def bench(
+    operation: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What is timed: {', '.join(OPERATIONS)}; train is a forward and its backward.", show_default=FORWARD
+        ),
+    ] = None,
     d_head: Annotated[
         list[int] | None, typer.Option(help="Head dimension; give it several times.", show_default="64, 128, 256")
     ] = None,
@@ -95,7 +103,8 @@ def bench(
         typer.Option(
             metavar="MODULE:FUNCTION",
             help="One more implementation: a function that takes (q, k, v, causal), tensors of (batch, heads, rows, "
-            "head_dim), and returns the output. The module may lie in this directory. Several times for several.",
+            "head_dim), and returns the output; for other operations than the forward, one through which gradients "
+            "flow. The module may lie in this directory. Several times for several.",
         ),
     ] = None,
     rounds: Annotated[
@@ -117,13 +126,15 @@ def bench(
 ) -> None:
     """Measure attention() beside every other implementation that is installed, on this machine's GPU.
 
-    What is timed is the function that users call, with the config that it chooses. All implementations and all kinds of
-    scores of one problem run in turns in random order.
+    What is timed is the function that users call, with the config that it chooses; with --operation backward, the
+    gradients of one forward call over and over; with --operation train, both. FLOPs of a backward are 2.5 times, those
+    of a training step 3.5 times those of the forward. All implementations and all kinds of scores of one problem run in
+    turns in random order.
     """
     arguments = {
-        "d_head": d_head, "seqlen": seqlen, "causal": causal, "dtype": dtype, "tokens": tokens, "hidden": hidden,
-        "batch": batch, "heads": heads, "kv_heads": kv_heads, "scores": scores, "family": family, "config": config,
-        "peers": peers, "peer": peer, "rounds": rounds,
+        "operation": operation, "d_head": d_head, "seqlen": seqlen, "causal": causal, "dtype": dtype, "tokens": tokens,
+        "hidden": hidden, "batch": batch, "heads": heads, "kv_heads": kv_heads, "scores": scores, "family": family,
+        "config": config, "peers": peers, "peer": peer, "rounds": rounds,
     }  # fmt: skip
     given = {name: value for name, value in arguments.items() if value is not None and value != []}
     pictures = plot_files(plot, "bench") if plot else []
@@ -171,7 +182,8 @@ def _save_figures(result: BenchResult, files: list[Path]) -> None:
 
 
 def _measured(given: dict[str, Any]) -> BenchResult:
-    chosen = parse_config(given["config"]) if "config" in given else None
+    operation = checked_operation(given.get("operation", FORWARD))
+    chosen = _config(given["config"], operation) if "config" in given else None
     cells = _cells(given, chosen)
     families = _families(given, chosen)
     peers, missing = installed(chosen_peers(_names(given.get("peers", ()))))
@@ -181,6 +193,15 @@ def _measured(given: dict[str, Any]) -> BenchResult:
     with progress_bar("measuring", len(cells)) as advance:
         results, complete = measure(machine, cells, _implementations(chosen, families, peers), advance=advance)
     return BenchResult(environment_record(), given, tuple(results), missing, complete)
+
+
+def _config(text: str, operation: str) -> KernelConfig:
+    """A config that the operation can be timed with: of a training step, that of the forward."""
+    config: KernelConfig = parse_config(text)
+    of = family_of(config).operation.name
+    if of != (FORWARD if operation == TRAIN else operation):
+        raise ValueError(f"config: {config} is of the operation {of}; --operation {operation} does not go with it")
+    return config
 
 
 def _names(texts: Iterable[str]) -> list[str]:
@@ -194,7 +215,8 @@ def _families(given: dict[str, Any], config: KernelConfig | None) -> list[str]:
         raise ValueError(
             f"--config names a kernel of the {family_of(config).name} family; --family does not go with it"
         )
-    return [family_named(name).name for name in names]
+    operation = BACKWARD if given.get("operation") == BACKWARD else FORWARD
+    return [family_named(name, operation).name for name in names]
 
 
 def _own_peers(texts: Iterable[str]) -> list[Peer]:
@@ -219,13 +241,15 @@ def _cells(given: dict[str, Any], config: KernelConfig | None) -> list[Cell]:
         (given["causal"],) if "causal" in given else MASKS,
         given.get("seqlen") or LENGTHS,
         chosen_scores(given.get("scores", [NORMAL])),
+        given.get("operation", FORWARD),
         **{name: given.get(name) for name in ("tokens", "hidden", "batch", "heads", "kv_heads")},
     )
 
 
 def _implementations(config: KernelConfig | None, families: list[str], peers: list[Peer]) -> dict[str, Prepare]:
     ours: dict[str, Prepare] = {ours_of(name): partial(prepare_ours, family=name) for name in families}
-    return (ours or {OURS: partial(prepare_ours, config=config)}) | {peer.name: peer.prepare for peer in peers}
+    of_peers: dict[str, Prepare] = {peer.name: partial(prepare_operation, peer.prepare) for peer in peers}
+    return (ours or {OURS: partial(prepare_ours, config=config)}) | of_peers
 
 
 def _require_gpu() -> None:
@@ -259,7 +283,9 @@ def _print_result(console: Console, result: BenchResult) -> None:
 def _panel_table(cells: list[CellResult], result: BenchResult) -> Table:
     cell = cells[0].cell
     scores = "" if cell.scores == NORMAL else f", {cell.scores}"
-    table = Table(title=f"{cell.dtype.name}, d_head {cell.d_head}, {cell.mask}{scores}: TFLOP/s, and {OURS} ÷ each")
+    what = "" if cell.operation == FORWARD else f"{OPERATION_TITLES[cell.operation].capitalize()}, "
+    problem = f"{what}{cell.dtype.name}, d_head {cell.d_head}, {cell.mask}{scores}"
+    table = Table(title=f"{problem}: TFLOP/s, and {OURS} ÷ each")
     table.add_column("", no_wrap=True)
     for found in cells:
         table.add_column(length_text(found.cell.length), justify="right", no_wrap=True)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.problem.dtypes import DType
+from flashwright.problem.flops import FORWARD
 from flashwright.workbench.bench.figures import plot_files, save_figure
 from flashwright.workbench.bench.result_files import check_destination
 from flashwright.workbench.bench.results import label_of, short_label_of
@@ -21,6 +22,7 @@ from flashwright.workbench.ladder import (
     Ladder,
     climb,
     climbable_families,
+    climbable_operations,
     read_ladder,
     write_ladder,
 )
@@ -30,7 +32,7 @@ MIN_COLUMNS_FOR_CONFIGS = 150
 STATIC_COLUMNS = (
     "shared\nKiB",
     "blocks\nper SM",
-    "instr. /\nKV step",
+    "instr. /\nstep",
     "bank\nconflicts",
     "global\nsectors",
     "error",
@@ -38,6 +40,10 @@ STATIC_COLUMNS = (
 
 
 def ladder(
+    operation: Annotated[
+        str | None,
+        typer.Option(help=f"What the kernels compute: {' or '.join(climbable_operations())}.", show_default=FORWARD),
+    ] = None,
     family: Annotated[
         str | None,
         typer.Option(help=f"Kernel family: {' or '.join(climbable_families())}.", show_default=climbable_families()[0]),
@@ -61,13 +67,14 @@ def ladder(
     if output:
         check_destination(output)
     if stored:
-        if any(option is not None for option in (family, dtype, d_head, output)):
+        if any(option is not None for option in (operation, family, dtype, d_head, output)):
             raise ValueError(
-                "--from shows a stored result as it is; --family, --dtype, --d-head and --output do not go with it"
+                "--from shows a stored result as it is; --operation, --family, --dtype, --d-head and --output do not "
+                "go with it"
             )
         result = read_ladder(stored)
     else:
-        result = climb(DType.parse(dtype or "BF16"), d_head, family=family)
+        result = climb(DType.parse(dtype or "BF16"), d_head, family=family, operation=operation or FORWARD)
     if output:
         write_ladder(output, result)
     if pictures:

@@ -21,8 +21,9 @@ from flashwright.choice.problem import STANDARD_LENGTHS, problem_of, standard_pr
 from flashwright.choice.results import TunedResult, TuningFileError, from_document, to_document
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import DEFAULT_SPACE, Occasion
-from flashwright.kernels.registry import family_names
+from flashwright.kernels.registry import families, family_named, family_names
 from flashwright.problem.dtypes import DType
+from flashwright.problem.flops import BACKWARD, FORWARD
 from flashwright.problem.lengths import length_bucket
 from flashwright.workbench.bench.scores import KINDS, chosen_scores
 from flashwright.workbench.tuning.measure import TUNING_SCORES, Machine, this_machine
@@ -39,6 +40,9 @@ app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exce
 @app.callback()
 def tune_command(
     context: typer.Context,
+    operation: Annotated[
+        str, typer.Option(help="What the kernels compute: forward, or backward, for gradients.")
+    ] = FORWARD,
     d_head: Annotated[
         int | None, typer.Option(help="Head dimension with a kernel of its own.", show_default="128")
     ] = None,
@@ -77,7 +81,8 @@ def tune_command(
     arch: Annotated[str, typer.Option(help="What to compile for where there is no GPU.")] = "sm_90",
     as_json: JsonOption = False,
 ) -> None:
-    """Find the fastest config for a problem on this GPU, for attention() to use. Without a GPU: what there is to time.
+    """Find the fastest config for a problem on this GPU, for attention() and its gradients to use. Without a GPU: what
+    there is to time.
 
     Every config that the rules keep is compiled; what spills is dropped, the rest checked against float64 and timed by
     successive halving on several kinds of scores: a config's time is the geometric mean over them. Results are kept
@@ -86,10 +91,13 @@ def tune_command(
     """
     if context.invoked_subcommand is not None:
         return
+    if not families(operation):
+        raise ValueError(f"operation: {operation!r} has no kernels of its own; allowed: {FORWARD}, {BACKWARD}")
     kinds = chosen_scores(scores or TUNING_SCORES)
     machine, database = this_machine(), TuningDatabase()
     if family is None:
-        family = _family_in_use(machine, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD)
+        family = _family_in_use(machine, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD, operation)
+    family = family_named(family, operation).prefix
     considered_configs(family, space)  # refuses an unknown one before anything is compiled
     if quick and space != DEFAULT_SPACE:
         raise ValueError(f"--quick: not with --space {space}; the promising part is one of the default space")
@@ -122,11 +130,11 @@ def tune_command(
         print_json({"searches": [report.to_dict() for report in reports]})
 
 
-def _family_in_use(machine: Machine | None, length: int, d_head: int) -> str:
+def _family_in_use(machine: Machine | None, length: int, d_head: int, operation: str) -> str:
     """What attention() uses on this GPU."""
     gpu = None if machine is None else machine.gpu
     bucket = length_bucket(length)
-    return best_family(Occasion(DType.BF16, d_head, False, bucket, bucket, gpu)).name
+    return best_family(Occasion(DType.BF16, d_head, False, bucket, bucket, gpu), operation).name
 
 
 # --- The report of a search -------------------------------------------------------------------------------------
@@ -250,7 +258,7 @@ def show(
 
 def _results_table(results: Sequence[TunedResult]) -> Table:
     table = Table()
-    for name in ("GPU", "dtype", "d_head", "mask", "queries", "keys"):
+    for name in ("GPU", "operation", "dtype", "d_head", "mask", "queries", "keys"):
         table.add_column(name, no_wrap=True)
     table.add_column("config", overflow="fold")
     table.add_column("scores", overflow="fold")
@@ -261,9 +269,9 @@ def _results_table(results: Sequence[TunedResult]) -> Table:
         mask = "causal" if kind.causal else "full"
         options = str(result.config).partition(", ")[2].partition(", ")[2]
         table.add_row(
-            escape(result.gpu), kind.dtype.name, str(kind.d_head), mask, kind.q_bucket, kind.kv_bucket, f"({options}",
-            ", ".join(result.scores), f"{result.best.time_ms:.4f}", f"{result.tflops:.0f}", result.date[:10],
-            currency(result).value,
+            escape(result.gpu), result.problem.operation, kind.dtype.name, str(kind.d_head), mask, kind.q_bucket,
+            kind.kv_bucket, f"({options}", ", ".join(result.scores), f"{result.best.time_ms:.4f}",
+            f"{result.tflops:.0f}", result.date[:10], currency(result).value,
         )  # fmt: skip
     return table
 

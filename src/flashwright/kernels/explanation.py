@@ -6,8 +6,8 @@ and the simulator find beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -192,6 +192,9 @@ class TimelineTexts:
     """After "is under way for 12 instructions, with"."""
 
 
+FORWARD_PRODUCTS = {"S": "S = QKᵀ", "O": "O += PV"}
+
+
 # --- The whole -------------------------------------------------------------------------------------------------
 
 
@@ -243,4 +246,6 @@ class Explanation:
     """How a block in shared memory is read, which is drawn on the banks; None: it is not drawn."""
     product: Product | None = None
     """Whose fragments are drawn."""
+    products: Mapping[str, str] = field(default_factory=lambda: FORWARD_PRODUCTS)
+    """What the products are called, by their markers in the source; others are called as they are marked."""
     timeline: TimelineTexts = TimelineTexts()

@@ -125,7 +125,10 @@ def simulate_backward(
     check_hazards: HazardChecks = True,
     **launch_options: Any,
 ) -> BackwardSimulation:
-    """The gradients of q, k and v, from that of the output, and from the forward's output and log-sum-exp."""
+    """The gradients of q, k and v, from that of the output, and from the forward's output and log-sum-exp.
+
+    `launch_options` are of the family's own kernel.
+    """
     from flashwright.simulator.gpu import SimulatedGPU
 
     known = as_config(config)
@@ -150,7 +153,7 @@ def simulate_backward(
         packed=packed,
     )
 
-    def run(kernel: Kernel[Any], grid: Grid, parameters: Sequence[Any]) -> Run:
+    def run(kernel: Kernel[Any], grid: Grid, parameters: Sequence[Any], **more: Any) -> Run:
         return gpu.load(kernel.ptx).launch(
             kernel.name,
             grid=grid,
@@ -159,14 +162,14 @@ def simulate_backward(
             args=[p if isinstance(p, TensorMap) else bytes(p) for p in parameters],
             registers=kernel.registers,
             check_hazards=check_hazards,
-            **launch_options,
+            **more,
         )
 
     def run_companion(name: str) -> Run:
         return run(compile_companion(known, name, arch, launch.variant), launch.rows_grid, (launch.arguments,))
 
     before = run_companion(ROWS)
-    own = run(compile_kernel(known, arch, launch.variant), launch.grid, launch.parameters)
+    own = run(compile_kernel(known, arch, launch.variant), launch.grid, launch.parameters, **launch_options)
     after = run_companion(DQ)
     for array, tensor in zip(gradients, tensors[5:], strict=True):
         _memory_of(array)[...] = gpu.to_host(tensor.address)

@@ -49,17 +49,23 @@ def simulate_config(
     **simulation_options: Any,
 ) -> SimulatedConfig:
     """The kernel of a config on random inputs; ``simulation_options`` are those of `simulate_forward` and its like."""
-    options = options or AttentionOptions()
     if kv_heads is not None and heads % kv_heads:
         raise ValueError(f"kv_heads: {kv_heads} heads of k and v do not divide {heads} heads of q")
-    operation = family_of(config).operation.name
-    if operation not in _OPERATIONS:
-        raise ValueError(f"{config}: kernels of {operation} are not simulated; those of {', '.join(_OPERATIONS)} are")
     inputs = random_inputs(config, heads=heads, rows=rows, kv_heads=kv_heads, keys=keys)
-    return _OPERATIONS[operation](config, inputs, options, simulation_options)
+    return simulate_config_on(config, inputs, options=options, **simulation_options)
 
 
 Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def simulate_config_on(
+    config: KernelConfig, inputs: Inputs, *, options: AttentionOptions | None = None, **simulation_options: Any
+) -> SimulatedConfig:
+    """The same on q, k and v of one's own."""
+    operation = family_of(config).operation.name
+    if operation not in _OPERATIONS:
+        raise ValueError(f"{config}: kernels of {operation} are not simulated; those of {', '.join(_OPERATIONS)} are")
+    return _OPERATIONS[operation](config, inputs, options or AttentionOptions(), simulation_options)
 
 
 def _forward(config: KernelConfig, inputs: Inputs, options: AttentionOptions, rest: dict[str, Any]) -> SimulatedConfig:

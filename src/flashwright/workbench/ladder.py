@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from flashwright.compiler.kernel import Kernel
 from flashwright.compiler.occupancy import occupancy
-from flashwright.kernels.family import FamilyLadder, KernelConfig
+from flashwright.kernels.family import FamilyLadder, KernelConfig, KernelFamily
 from flashwright.kernels.ladder import LadderRung
 from flashwright.kernels.registry import families, family_named, family_of, parse_config
 from flashwright.problem.dtypes import DType
-from flashwright.problem.reference import TOLERANCE, random_inputs, reference_forward, relative_error
+from flashwright.problem.flops import FORWARD, OPERATIONS, operation_flops
+from flashwright.problem.reference import TOLERANCE
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.devices import gpu_available
 from flashwright.runtime.progress import progress_bar
-from flashwright.runtime.simulated import simulate_forward
+from flashwright.simulation.config import simulate_config
 from flashwright.workbench.bench.result_files import parsed_entries, read_document, write_document
 from flashwright.workbench.environment import environment_record
+from flashwright.workbench.kernel_calls import kernel_calls
 
 SIMULATED_ROWS = 256
 SIMULATED_HEADS = 2
@@ -126,7 +127,10 @@ class Ladder:
     def title(self) -> str:
         """With the family's name, unless it is the one whose short forms have none."""
         family = family_of(self.rungs[0].rung.config)
-        return "The ladder" if family is families()[0] else f"The {family.title} ladder"
+        if family is families()[0]:
+            return "The ladder"
+        operation = "" if family.operation.name == FORWARD else f" {family.operation.name}"
+        return f"The {family.title}{operation} ladder"
 
     @property
     def peers(self) -> list[str]:
@@ -162,16 +166,20 @@ def read_ladder(path: Path) -> Ladder:
     return Ladder(tuple(rungs), document.get("environment", {}))
 
 
-def climbable_families() -> tuple[str, ...]:
-    """The families that have a ladder."""
-    return tuple(family.name for family in families() if family.ladder is not None)
+def climbable_families(operation: str = FORWARD) -> tuple[str, ...]:
+    """The families of an operation that have a ladder."""
+    return tuple(family.name for family in families(operation) if family.ladder is not None)
 
 
-def ladder_of(family: str) -> FamilyLadder:
+def climbable_operations() -> tuple[str, ...]:
+    return tuple(operation for operation in OPERATIONS if climbable_families(operation))
+
+
+def ladder_of(family: str, operation: str = FORWARD) -> FamilyLadder:
     """How a family is climbed; raises `ValueError` for one without a ladder."""
-    found = family_named(family).ladder
+    found = family_named(family, operation).ladder
     if found is None:
-        raise ValueError(f"family: {family!r} has no ladder; allowed: {', '.join(climbable_families())}")
+        raise ValueError(f"family: {family!r} has no ladder; allowed: {', '.join(climbable_families(operation))}")
     return found
 
 
@@ -180,15 +188,19 @@ def climb(
     d_head: int | None = None,
     *,
     family: str | None = None,
+    operation: str = FORWARD,
     progress: bool = True,
 ) -> Ladder:
     """Compiles, simulates and, on a GPU of the family, times every rung.
 
     The first family and a head dimension of 128, or the largest of a family without, unless others are given.
     """
-    family = climbable_families()[0] if family is None else family
-    ladder = ladder_of(family)
-    rungs = ladder.rungs(dtype, _usual_d_head(family) if d_head is None else d_head)
+    if operation not in climbable_operations():
+        raise ValueError(f"operation: {operation!r} has no ladder; allowed: {', '.join(climbable_operations())}")
+    family = climbable_families(operation)[0] if family is None else family
+    ladder = ladder_of(family, operation)
+    described = family_named(family, operation)
+    rungs = ladder.rungs(dtype, _usual_d_head(described) if d_head is None else d_head)
     configs = [rung.config for rung in rungs]
     kernels = {arch: compile_many(configs, arch, progress=progress) for arch in ladder.architectures}
     with progress_bar("simulating", len(rungs), enabled=progress) as advance:
@@ -196,7 +208,7 @@ def climb(
         for config in configs:
             simulations.append(_simulate(config))
             advance()
-    timed = gpu_available() and family_named(family).runs_on(_this_arch())
+    timed = gpu_available() and described.runs_on(_this_arch())
     timings = _time_all(configs, ladder.peers, progress=progress) if timed else [None] * len(rungs)
     results = [
         RungResult(
@@ -207,23 +219,22 @@ def climb(
     return Ladder(tuple(results), environment_record())
 
 
-def _usual_d_head(family: str) -> int:
-    d_heads = family_named(family).d_heads
+def _usual_d_head(family: KernelFamily) -> int:
+    d_heads = family.d_heads
     return USUAL_D_HEAD if USUAL_D_HEAD in d_heads else d_heads[-1]
 
 
 def _simulate(config: KernelConfig) -> Simulated:
-    inputs = random_inputs(config, heads=SIMULATED_HEADS, rows=SIMULATED_ROWS)
-    simulation = simulate_forward(config, *inputs)
+    simulation = simulate_config(config, heads=SIMULATED_HEADS, rows=SIMULATED_ROWS)
     counters = simulation.run.counters
     q_blocks, kv_blocks = -(-SIMULATED_ROWS // config.B_r), -(-SIMULATED_ROWS // config.B_c)
-    warps = q_blocks * SIMULATED_HEADS * config.n_warps
+    steps_of_warps = q_blocks * kv_blocks * SIMULATED_HEADS * config.n_warps
     return Simulated(
         instructions=counters.executed,
-        instructions_per_kv_step=counters.executed / (warps * kv_blocks),
+        instructions_per_kv_step=counters.executed / steps_of_warps,
         bank_conflicts=counters.bank_conflicts,
         global_sectors=counters.global_sectors,
-        relative_error=relative_error(simulation.output, reference_forward(*inputs)[0]),
+        relative_error=simulation.relative_error,
     )
 
 
@@ -237,23 +248,26 @@ def _this_arch() -> str:
 def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], *, progress: bool) -> list[Timed]:
     import torch
 
-    from flashwright.problem.flops import forward_flops
-    from flashwright.runtime.forward import run_forward
     from flashwright.workbench.bench.peers import PEERS, Inputs
     from flashwright.workbench.bench.timing import gpu_times_ms
+    from flashwright.workbench.bench.training import prepare_operation, with_gradients
 
     first = configs[0]
+    operation = family_of(first).operation.name
     batch, heads, rows = TIMED_SHAPE.values()
     dtype = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}[first.dtype]
     q, k, v = (
         torch.randn(batch, rows, heads, first.d_head, dtype=dtype, device="cuda").transpose(1, 2) for _ in range(3)
     )
-    flops = forward_flops(batch, heads, rows, rows, first.d_head)
-    out = torch.empty_like(q)
+    flops = operation_flops(operation, batch, heads, rows, rows, first.d_head)
+    inputs = Inputs(q, k, v, causal=False)
+    if operation != FORWARD:
+        inputs = with_gradients(inputs, operation)
     candidates: dict[Any, Callable[[], Any]] = {
-        name: PEERS[name].prepare(Inputs(q, k, v, causal=False)).run for name in peers
+        name: prepare_operation(PEERS[name].prepare, inputs).run for name in peers
     }
-    candidates |= {config: partial(run_forward, config, q, k, v, out=out) for config in configs}
+    run = kernel_calls(operation, q, k, v, inputs.do)
+    candidates |= {config: run(config) for config in configs}
     with progress_bar("timing", 1, enabled=progress) as advance:
         times = gpu_times_ms(candidates)
         advance()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -37,13 +38,13 @@ from flashwright.compiler.nvrtc import compiler_build
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.forward.ampere.space import search_space
-from flashwright.kernels.registry import families, family_named
+from flashwright.kernels.registry import families, family_named, parse_config
 from flashwright.kernels.source import device_headers
 from flashwright.workbench.tuning import candidates as tuning_candidates
 from flashwright.workbench.tuning import journal as journal_module
 from flashwright.workbench.tuning.candidates import check_problems
 from flashwright.workbench.tuning.journal import SearchJournal
-from flashwright.workbench.tuning.measure import Check, KernelCrash
+from flashwright.workbench.tuning.measure import BackwardCheck, Check, KernelCrash
 from flashwright.workbench.tuning.reload import reload
 from flashwright.workbench.tuning.search import FINAL_SWEEPS, FINALISTS, halve, schedule
 from flashwright.workbench.tuning.space import enumerate_space
@@ -408,8 +409,6 @@ tune(PROBLEM, FakeMachine(fake=FakeMeasurer(before_sweep=report)), TuningDatabas
 def check(monkeypatch, request):
     """A check on CPU tensors with scores of some kind by the simulated GPU."""
     torch = pytest.importorskip("torch")
-    from functools import partial
-
     from flashwright.runtime import forward as runtime
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -485,3 +484,74 @@ def test_a_failing_launch_is_a_crash_of_the_kernel(check, small_config, monkeypa
     monkeypatch.setattr(runtime, "run_forward", fail)
     with pytest.raises(KernelCrash, match=r"load_2_2_2_tiles.*illegal memory access"):
         check.error(small_config)
+
+
+# --- The backward ----------------------------------------------------------------------------------------------
+
+
+BACKWARD_CONFIG = parse_config("ampere backward (FP16, 32, 32, 64, 4): stages_1_1+swizzled")
+
+
+@pytest.fixture
+def simulated_backward(monkeypatch):
+    """`run_backward` on CPU tensors; a function put into it changes its gradients."""
+    torch = pytest.importorskip("torch")
+    from flashwright.runtime import backward as runtime
+
+    simulated, faults = partial(runtime.run_backward, device="simulator"), []
+
+    def run(*arguments, **options):
+        gradients = simulated(*arguments, **options)
+        for fault in faults:
+            fault(*gradients)
+        return gradients
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(runtime, "run_backward", run)
+    return faults
+
+
+def a_backward_check(scores: str = "normal-x4") -> BackwardCheck:
+    problem = problem_of(family="ampere backward", dtype="FP16", d_head=32, causal=True, q_length=70, kv_length=90)
+    return BackwardCheck.of(replace(problem, batch=1, heads=2), scores, device="cpu")
+
+
+@pytest.mark.parametrize("scores", ["normal-x4", "equal"])
+def test_a_right_backward_passes_the_check_with_nans_behind_its_inputs(simulated_backward, scores):
+    check = a_backward_check(scores)
+    assert check.inputs[0]._base.isnan().any()
+    assert 0 < check.error(BACKWARD_CONFIG) < 1e-3
+
+
+@pytest.mark.parametrize("wrong", range(3))
+def test_a_backward_with_one_wrong_gradient_in_one_head_fails_the_check(simulated_backward, wrong):
+    simulated_backward.append(lambda *gradients: gradients[wrong][0, 0].mul_(1.05))
+    assert a_backward_check().error(BACKWARD_CONFIG) > 1e-3
+
+
+def test_a_failing_launch_of_a_backward_is_a_crash(simulated_backward):
+    def fail(*_gradients):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    simulated_backward.append(fail)
+    with pytest.raises(KernelCrash, match=r"ampere backward.*illegal memory access"):
+        a_backward_check().error(BACKWARD_CONFIG)
+
+
+def test_sweeps_of_the_backward_run_its_kernels_on_one_forward_a_kind(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from flashwright.workbench.tuning import measure
+
+    captured = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "stream")
+    monkeypatch.setattr(measure, "capture", lambda call, stream, launches: captured.append(call) or call)
+    monkeypatch.setattr(measure, "replay_times_ms", lambda calls, stream, *, rounds: dict.fromkeys(calls, 2.0))
+    problem = problem_of(family="ampere backward", dtype="FP16", d_head=32, causal=True, q_length=70, kv_length=90)
+    configs = [BACKWARD_CONFIG, replace(BACKWARD_CONFIG, Q_stages=2)]
+    measurer = measure.GpuMeasurer(replace(problem, batch=1, heads=1), ("normal", "equal"), device="cpu")
+    assert measurer.sweep(configs) == dict.fromkeys(configs, pytest.approx(2.0))
+    first, _, third, _ = captured  # both kinds of the first config, then of the second
+    assert [call.args[0] for call in captured] == [config for config in configs for _ in range(2)]
+    assert first.args[1:] == third.args[1:]  # the same tensors, output and log-sum-exp
+    assert first.args[1].stride() == first.args[2].stride()
+    assert first.keywords == {"window": problem.window}

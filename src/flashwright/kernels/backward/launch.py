@@ -21,7 +21,7 @@ from flashwright.kernels.forward.launch import (
     tensor_map,
 )
 from flashwright.kernels.launch import Blocking, Grid, LaunchRules, Sizes
-from flashwright.kernels.operation import Operation
+from flashwright.kernels.operation import OVER_QUERIES, Operation
 from flashwright.kernels.tensors import DeviceTensor, TensorView, check_layout
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
@@ -175,7 +175,7 @@ def backward_launch(
     )
 
 
-BACKWARD = Operation("backward", backward_launch)
+BACKWARD = Operation("backward", backward_launch, OVER_QUERIES)
 
 
 def _sizes(q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None) -> Sizes:

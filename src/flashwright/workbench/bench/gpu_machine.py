@@ -7,16 +7,23 @@ from functools import partial
 from typing import Any
 
 from flashwright.attention import attention
-from flashwright.kernels.family import KernelConfig
+from flashwright.choice.choose import backward_config
+from flashwright.kernels.family import KernelConfig, Occasion
+from flashwright.operators.backward import differentiates_by_own_kernels, family_for_gradients
 from flashwright.operators.forward import config_chosen_for
 from flashwright.problem.dtypes import DType
+from flashwright.problem.flops import BACKWARD, FORWARD
+from flashwright.problem.lengths import length_bucket
 from flashwright.problem.options import AttentionOptions
-from flashwright.workbench.bench.accuracy import sampled_relative_error
+from flashwright.runtime.devices import gpu_model
+from flashwright.workbench.bench.accuracy import gradient_error, largest, sampled_relative_error
 from flashwright.workbench.bench.grid import Cell
 from flashwright.workbench.bench.measure import reason
 from flashwright.workbench.bench.peers import Inputs, Prepared
 from flashwright.workbench.bench.scores import score_inputs
 from flashwright.workbench.bench.timing import CapturedCall, Name, capture, host_us, replay_times_ms
+from flashwright.workbench.bench.training import prepare_operation, with_gradients
+from flashwright.workbench.kernel_calls import kernel_calls
 
 ROUNDS = 7
 LAUNCHES = 20
@@ -25,15 +32,36 @@ HOST_REPEATS = 5
 HOST_REPEAT_MS = 10.0
 """GPU time that one repeat of a host measurement may queue; it bounds the time of a grid."""
 FEWEST_HOST_CALLS, MOST_HOST_CALLS = 8, 50
+PYTORCH_BACKWARD = "FlashAttention-2 backward (PyTorch)"
+"""The kernel of gradients that are not computed by ours."""
 
 
 def prepare_ours(inputs: Inputs, *, config: KernelConfig | None = None, family: str | None = None) -> Prepared:
-    """`attention()` as users call it; the config is the one that it chooses, for a family if one is given."""
-    q, k, v = inputs.q, inputs.k, inputs.v
+    """`attention()` as users call it, with gradients where they are timed; the config is the one that it chooses, for a
+    family if one is given.
+
+    The backward alone of a config or a family is that of its kernels, whatever `attention()` differentiates by."""
     options = AttentionOptions.of(inputs.causal)
+    if inputs.operation == BACKWARD and (config or family):
+        config = config or _backward_chosen_for(inputs.q, inputs.k, inputs.causal, family)
+        run = kernel_calls(BACKWARD, inputs.q, inputs.k, inputs.v, inputs.do, window=options.window)
+        return Prepared(run(config), kernel=str(config))
+    q, k, v = inputs.q, inputs.k, inputs.v
     chosen = config or config_chosen_for(q, k, options, family)
     call = partial(attention, q, k, v, causal=inputs.causal, config=config, family=family)
-    return Prepared(call, kernel=str(chosen))
+    kernels = {FORWARD: str(chosen)}
+    if inputs.operation != FORWARD and differentiates_by_own_kernels():
+        kernels[BACKWARD] = str(_backward_chosen_for(q, k, inputs.causal, family_for_gradients(config, family)))
+    elif inputs.operation != FORWARD:
+        kernels[BACKWARD] = PYTORCH_BACKWARD
+    kernel = kernels.get(inputs.operation, "; ".join(kernels.values()))
+    return prepare_operation(lambda inputs: Prepared(call, kernel=kernel), inputs)
+
+
+def _backward_chosen_for(q: Any, k: Any, causal: bool, family: str | None) -> KernelConfig:
+    buckets = length_bucket(q.shape[2]), length_bucket(k.shape[2])
+    gpu = gpu_model(q.device.index) if q.is_cuda else None
+    return backward_config(Occasion(DType.parse(str(q.dtype)), q.shape[3], causal, *buckets, gpu), family=family)
 
 
 class GPUMachine:
@@ -53,10 +81,16 @@ class GPUMachine:
             dtype=torch_dtype(cell.dtype),
             device=self._device,
         )
-        return Inputs(q, k, v, cell.causal)
+        inputs = Inputs(q, k, v, cell.causal)
+        return inputs if cell.operation == FORWARD else with_gradients(inputs, cell.operation)
 
     def relative_error(self, prepared: Prepared, inputs: Inputs) -> float:
-        return sampled_relative_error(prepared.output(), inputs)
+        if inputs.operation == FORWARD:
+            return sampled_relative_error(prepared.output(), inputs)
+        with prepared.context():
+            *out, dq, dk, dv = prepared.call()
+        errors = [sampled_relative_error(each.detach(), inputs) for each in out]
+        return largest([*errors, gradient_error((dq, dk, dv), inputs)])
 
     def gpu_times_ms(self, prepared: Mapping[Name, Prepared]) -> tuple[dict[Name, float], dict[Name, str]]:
         import torch

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashwright.problem.dtypes import DType
-from flashwright.problem.flops import forward_flops
+from flashwright.problem.flops import FORWARD, checked_operation, operation_flops
 from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
 from flashwright.workbench.bench.scores import NORMAL
 
@@ -31,6 +31,7 @@ class Cell:
     kv_heads: int
     scores: str = NORMAL
     """A kind of scores, by its name."""
+    operation: str = FORWARD
 
     @property
     def problem(self) -> Cell:
@@ -40,7 +41,7 @@ class Cell:
     @property
     def flops(self) -> float:
         """Of the matrix products; a causal mask is counted as half of them."""
-        full = forward_flops(self.batch, self.heads, self.length, self.length, self.d_head)
+        full = operation_flops(self.operation, self.batch, self.heads, self.length, self.length, self.d_head)
         return full / 2 if self.causal else full
 
     @property
@@ -58,7 +59,9 @@ class Cell:
         names = ("d_head", "length", "batch", "heads", "kv_heads")
         numbers = {name: _positive(name, values[name]) for name in names}
         scores = str(values.get("scores", NORMAL))  # a file from before there were kinds has normal scores
-        return cls(dtype=DType.parse(values["dtype"]), causal=bool(values["causal"]), scores=scores, **numbers)
+        operation = checked_operation(str(values.get("operation", FORWARD)))  # and before there were operations, this
+        dtype, causal = DType.parse(values["dtype"]), bool(values["causal"])
+        return cls(dtype=dtype, causal=causal, scores=scores, operation=operation, **numbers)
 
 
 def cell_of(
@@ -73,6 +76,7 @@ def cell_of(
     heads: int | None = None,
     kv_heads: int | None = None,
     scores: str = NORMAL,
+    operation: str = FORWARD,
 ) -> Cell:
     """A cell; batch and heads, unless given, fill the tokens and the hidden size."""
     for name, value in (("seqlen", length), ("tokens", tokens), ("hidden", hidden)):
@@ -91,7 +95,8 @@ def cell_of(
     kv_heads = kv_heads or heads
     if heads % kv_heads:
         raise ValueError(f"kv_heads: {kv_heads} does not divide the {heads} heads of d_head {d_head}")
-    return Cell(dtype, d_head, causal, length, batch or tokens // length, heads, kv_heads, scores)
+    batch = batch or tokens // length
+    return Cell(dtype, d_head, causal, length, batch, heads, kv_heads, scores, checked_operation(operation))
 
 
 def grid(
@@ -100,12 +105,13 @@ def grid(
     masks: Sequence[bool] = MASKS,
     lengths: Sequence[int] = LENGTHS,
     scores: Sequence[str] = (NORMAL,),
+    operation: str = FORWARD,
     **sizes: int | None,
 ) -> list[Cell]:
     """Every cell of head dimensions × masks × lengths × kinds of scores; `sizes` are `cell_of`'s, None its default."""
     given = {name: value for name, value in sizes.items() if value is not None}
     return [
-        cell_of(dtype, d_head, causal, length, scores=kind, **given)
+        cell_of(dtype, d_head, causal, length, scores=kind, operation=operation, **given)
         for d_head in dict.fromkeys(d_heads)
         for causal in masks
         for length in sorted(set(lengths))

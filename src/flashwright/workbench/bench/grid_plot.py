@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashwright.problem.flops import BACKWARD, FORWARD, TRAIN
 from flashwright.workbench.bench.figures import OURS_COLOUR, PEER_COLOURS, new_figure, style
 from flashwright.workbench.bench.peers import PEERS
 from flashwright.workbench.bench.results import BenchResult, CellResult, is_ours, label_of
@@ -12,6 +13,7 @@ from flashwright.workbench.bench.scores import NORMAL
 MARKERS = "osD^vP*X"
 OURS_LINES = ("-", "--", ":")
 """One of ours each."""
+OPERATION_TITLES = {FORWARD: "forward", BACKWARD: "backward", TRAIN: "forward and backward"}
 
 
 def grid_figure(result: BenchResult) -> Any:
@@ -80,7 +82,7 @@ def _highest(result: BenchResult) -> float:
 
 def _title(result: BenchResult) -> str:
     cell = result.cells[0].cell
-    parts = [f"Attention forward, {cell.dtype.name}"]
+    parts = [f"Attention {OPERATION_TITLES[cell.operation]}, {cell.dtype.name}"]
     if gpu := result.environment.get("gpu"):
         parts.append(str(gpu))
     if cell.scores != NORMAL:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from flashwright.problem.flops import FORWARD
+
 Call = Callable[[], Any]
 
 
@@ -25,6 +27,10 @@ class Inputs:
     k: Any
     v: Any
     causal: bool
+    operation: str = FORWARD
+    """What is timed. Unless it is the forward alone, q, k and v require gradients."""
+    do: Any = None
+    """The gradient of the output, where there is one."""
 
     @property
     def grouped(self) -> bool:
@@ -50,7 +56,11 @@ class Prepared:
     def output(self) -> Any:
         """One call's output, as (batch, heads, rows, head_dim)."""
         with self.context():
-            result = self.call()
+            return self.called()
+
+    def called(self) -> Any:
+        """The same, in a context that was entered."""
+        result = self.call()
         out = result[0] if isinstance(result, tuple) else result
         return out.transpose(1, 2) if self.rows_first else out
 
@@ -117,9 +127,10 @@ def _prepare_flex(inputs: Inputs) -> Prepared:
     torch._dynamo.reset()  # a grid has more shapes than the compiler allows of one function
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     call = partial(compiled, q, k, v, block_mask=mask, enable_gqa=inputs.grouped)
-    with torch.no_grad():
+    context = torch.no_grad if inputs.operation == FORWARD else nullcontext
+    with context():
         call()
-    return Prepared(call, context=torch.no_grad)
+    return Prepared(call, context=context)
 
 
 def _not_later(batch: Any, head: Any, row: Any, key: Any) -> Any:
@@ -168,7 +179,8 @@ PEERS = {
 
 
 def external_peer(text: str) -> Peer:
-    """The function `module:function` as a peer: it takes (q, k, v, causal) and returns the output.
+    """The function `module:function` as a peer: it takes (q, k, v, causal) and returns the output, through which
+    gradients flow where they are timed.
 
     Tensors are (batch, heads, rows, head_dim) views of tensors stored (batch, rows, heads, head_dim). The function
     queues its work on PyTorch's current stream, and can be captured in a CUDA graph.

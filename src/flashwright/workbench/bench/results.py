@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from flashwright.problem.flops import FORWARD
 from flashwright.workbench.bench.grid import Cell
 from flashwright.workbench.bench.peers import PEERS
 from flashwright.workbench.bench.result_files import ResultFileError, parsed_entries, read_document, write_document
@@ -149,6 +150,11 @@ class BenchResult:
         order = (*sorted(filter(is_ours, measured)), *PEERS, *sorted(measured))
         return [name for name in dict.fromkeys(order) if name in measured]
 
+    @property
+    def operation(self) -> str:
+        """What was timed; all cells have the same."""
+        return self.cells[0].cell.operation if self.cells else FORWARD
+
     def ours(self) -> list[str]:
         return [name for name in self.implementations() if is_ours(name)]
 
@@ -197,6 +203,7 @@ class BenchResult:
         return {
             "format": FORMAT,
             "complete": self.complete,
+            "operation": self.operation,
             "environment": dict(self.environment),
             "arguments": dict(self.arguments),
             "summary": [summary.to_dict() for summary in self.summaries()],
@@ -225,6 +232,9 @@ def combined(parts: Sequence[BenchResult]) -> BenchResult:
         if count > 1:
             where = f"{cell.dtype.name}, d_head {cell.d_head}, {cell.mask}, {cell.length} rows, {cell.scores}"
             raise ValueError(f"{where} is in {count} results, which therefore do not make one")
+    operations = list(dict.fromkeys(result.cell.operation for result in cells))
+    if len(operations) > 1:
+        raise ValueError(f"results of different operations do not make one: {', '.join(operations)}")
     arguments = {n: v for n, v in first.arguments.items() if all(part.arguments.get(n) == v for part in parts)}
     missing = {name: why for part in parts for name, why in part.missing.items()}
     return BenchResult(

@@ -11,9 +11,9 @@ import numpy as np
 from flashwright.compiler.kernel import Kernel
 from flashwright.kernels.explanation import SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.registry import family_of
 from flashwright.problem.dtypes import NUMPY_DTYPES
-from flashwright.problem.reference import reference_forward, relative_error
-from flashwright.runtime.simulated import simulate_forward
+from flashwright.simulation.config import simulate_config_on
 from flashwright.simulator.access_patterns import global_cost, shared_cost
 from flashwright.simulator.run import Run
 from flashwright.simulator.trace import MemoryAccess, TraceEntry
@@ -41,13 +41,17 @@ class Execution:
 
 
 def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None) -> Execution:
-    """Runs a warp's loop that many times on random inputs of one head and one block of Q; by default, that of the warp
-    whose instructions are counted."""
+    """Runs a warp's loop that many times on random inputs of one head and one tile; by default, that of the warp whose
+    instructions are counted."""
     config = kernel.config
     warp = warp or counted_warp(config)
-    steps = iterations + warp.steps_before_loop
-    q, k, v = _inputs(config, config.B_r, steps * config.B_c)
-    simulation = simulate_forward(config, q, k, v, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number))
+    steps = family_of(config).operation.steps
+    blocks = {steps.tile: 1, steps.step: iterations + warp.steps_before_loop}
+    q_rows, kv_rows = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c
+    q, k, v = _inputs(config, q_rows, kv_rows)
+    simulation = simulate_config_on(
+        config, (q, k, v), arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number)
+    )
     trace = simulation.run.trace
     assert trace is not None
     return Execution(
@@ -55,10 +59,10 @@ def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None
         run=simulation.run,
         trace=trace,
         iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, [Kind[name] for name in warp.loop_kinds])),
-        q_rows=config.B_r,
-        kv_rows=steps * config.B_c,
+        q_rows=q_rows,
+        kv_rows=kv_rows,
         row_stride_bytes=k.strides[2],
-        relative_error=relative_error(simulation.output, reference_forward(q, k, v)[0]),
+        relative_error=simulation.relative_error,
     )
 
 

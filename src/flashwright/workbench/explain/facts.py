@@ -205,6 +205,8 @@ class Timeline:
     warp: str = "one warp"
     role: str = "warp"
     """What kind of warp it is, as its family says: `warp` where all do the same, `producer`, `consumer`."""
+    steps: str = "KV"
+    """What the loop goes over, as in "KV step"."""
 
     @property
     def instructions(self) -> int:
@@ -250,6 +252,7 @@ class UnbuiltFacts:
     verdict: Verdict
     problem: str
     """Why there is no kernel."""
+    operation: str = "forward"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -283,6 +286,9 @@ class ConfigFacts:
     """One of each kind of warp, that of the counts first; none if the kernel cannot be simulated."""
     effects: Effects
     neighbours: tuple[Neighbour, ...]
+    operation: str = "forward"
+    steps: str = "KV"
+    """What the kernel's loop goes over, as in "KV step"."""
 
     @property
     def timeline(self) -> Timeline | None:

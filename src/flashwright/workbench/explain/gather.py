@@ -66,6 +66,7 @@ def unbuilt_facts(config: KernelConfig, problem: str) -> UnbuiltFacts:
         knobs=explanation_of(config).knobs(config),
         verdict=_verdict(config),
         problem=problem,
+        operation=family_of(config).operation.name,
     )
 
 
@@ -118,6 +119,8 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         ),
         effects=effects[config],
         neighbours=tuple(_neighbour(config, change, candidate, effects) for change, candidate in candidates.items()),
+        operation=family_of(config).operation.name,
+        steps=family_of(config).operation.steps.name,
     )
 
 

@@ -46,9 +46,9 @@ def config_page(facts: ConfigFacts) -> str:
         ),
         "registers": ("Registers", _registers(facts, tables["registers"], tables["buffering"])),
         "occupancy": (f"Occupancy on {facts.arch}", _occupancy(facts, tables["occupancy"])),
-        "loop": ("Instructions of the KV loop", _loop(facts)),
+        "loop": (f"Instructions of the {facts.steps} loop", _loop(facts)),
         "order": (tables["order"].title, _facts_table(tables["order"]) if facts.orders else ""),
-        "simulation": ("One KV step of one warp", _simulation(tables["simulation"])),
+        "simulation": (f"One {facts.steps} step of one warp", _simulation(tables["simulation"])),
         "mma": (product_title(own.product), product(facts, config, own.product)),
         "shapes": ("Derived tile shapes", _facts_table(tables["shapes"])),
         "neighbours": ("One knob turned", _neighbours(facts)),
@@ -58,7 +58,7 @@ def config_page(facts: ConfigFacts) -> str:
     return document(
         title=facts.config,
         header=f"""
-<p class="family">Forward kernel of the {escape(facts.family)} family, compiled for {escape(facts.arch)}</p>
+<p class="family">{_kind(facts)}, compiled for {escape(facts.arch)}</p>
 <h1><code>{escape(facts.config)}</code></h1>
 {_verdict(facts, tables["verdict"])}
 {_warning(facts)}
@@ -70,13 +70,17 @@ def config_page(facts: ConfigFacts) -> str:
     )
 
 
+def _kind(facts: ConfigFacts | UnbuiltFacts) -> str:
+    return escape(f"{facts.operation.capitalize()} kernel of the {facts.family} family")
+
+
 def unbuilt_page(facts: UnbuiltFacts) -> str:
     """What there is to say about a config that no kernel can be built from."""
     _, verdict = unbuilt_sections(facts)
     return document(
         title=facts.config,
         header=f"""
-<p class="family">Forward kernel of the {escape(facts.family)} family; none can be built</p>
+<p class="family">{_kind(facts)}; none can be built</p>
 <h1><code>{escape(facts.config)}</code></h1>
 {_verdict_line(facts.verdict)}""",
         body=section(verdict.key, verdict.title, _facts_table(verdict))
@@ -101,7 +105,7 @@ def comparison_page(comparison: Comparison) -> str:
     return document(
         title=f"{first.config} and {second.config}",
         header=f"""
-<p class="family">Two forward kernels, compiled for {escape(first.arch)}; {comparison.differing} facts differ</p>
+<p class="family">Two kernels, compiled for {escape(first.arch)}; {comparison.differing} facts differ</p>
 <h1><code>{escape(first.config)}</code><br>against<br><code>{escape(second.config)}</code></h1>""",
         body="".join(parts),
         footer="Written by <code>flashwright compare</code>. Rows that differ are marked ≠.",
@@ -134,8 +138,8 @@ def _figures(facts: ConfigFacts) -> str:
         ("spilled to memory", shown(budget.spill_bytes), "bytes per thread"),
         ("shared memory", f"{facts.shared.total_bytes / 1024:.4g}", "KiB per block"),
         ("blocks per SM", shown(resident.blocks_per_sm), f"limited by {resident.limited_by}"),
-        ("instructions", _or_unknown(effects.instructions_per_step), "per warp and KV step"),
-        ("bank conflicts", _or_unknown(effects.bank_conflicts_per_step), "per warp and KV step"),
+        ("instructions", _or_unknown(effects.instructions_per_step), f"per warp and {facts.steps} step"),
+        ("bank conflicts", _or_unknown(effects.bank_conflicts_per_step), f"per warp and {facts.steps} step"),
     ]
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(unit)}</small></dd></div>"
@@ -199,7 +203,7 @@ def _order_figure(facts: ConfigFacts, name: str) -> str:
         "Where loads and products stand in the loop's body, counted once as it stands in the code. The simulator "
         f"executes the PTX, a GPU the machine code.{machine_code}"
     )
-    return figure(order_picture([(found.code, found.order) for found in facts.orders], name), caption)
+    return figure(order_picture([(found.code, found.order) for found in facts.orders], name, facts.steps), caption)
 
 
 def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
@@ -227,7 +231,7 @@ def _registers(facts: ConfigFacts, budget: Section, buffering: Section) -> str:
     used = "What the compiler used."
     return (
         paragraph(needed if facts.registers.phases else used)
-        + figure(registers_picture(facts.registers))
+        + figure(registers_picture(facts.registers, facts.steps))
         + _facts_table(budget)
         + ("<h3>Double buffering</h3>" + _facts_table(buffering) if buffering.rows else "")
     )
@@ -247,7 +251,7 @@ def _loop(facts: ConfigFacts) -> str:
     sass, problem = facts.loop.sass, facts.loop.sass_problem
     machine_code = paragraph(f"Not available: {problem}.") if sass is None else _mix_table(sass)
     return (
-        paragraph("The body of the KV loop, found by its back edge, counted once as it stands in the code.")
+        paragraph(f"The body of the {facts.steps} loop, found by its back edge, counted once as it stands in the code.")
         + paragraph(serialisation(facts.loop))
         + f'<div class="columns"><div><h3>PTX</h3>{_mix_table(facts.loop.ptx)}</div>'
         + f"<div><h3>Machine code</h3>{machine_code}</div></div>"
@@ -281,7 +285,7 @@ def _neighbours(facts: ConfigFacts) -> str:
     rows = [row("this config", own + note(""), "this"), *(_neighbour(facts.effects, each) for each in facts.neighbours)]
     return paragraph(
         "What each knob, turned alone, would change. The first row has this config's own figures; instructions and "
-        "conflicts are per warp and KV step, and a step is as long as B_c."
+        "conflicts are per warp and step, and a step is as long as its block."
     ) + table(["change", *(f"#Δ {name}" for name in EFFECT_NAMES.values()), "filter"], rows, "neighbours")
 
 

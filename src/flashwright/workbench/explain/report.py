@@ -54,17 +54,22 @@ def sections(facts: ConfigFacts) -> tuple[Section, ...]:
                 for b in facts.buffering
             ),
         ),
-        Section("ptx", "The KV loop in PTX", tuple(_mix(facts.loop.ptx))),
+        Section("ptx", f"The {facts.steps} loop in PTX", tuple(_mix(facts.loop.ptx))),
         Section(
             "sass",
-            "The KV loop in machine code",
+            f"The {facts.steps} loop in machine code",
             tuple(_machine_code(facts.loop)),
             facts.loop.sass_problem or "",
         ),
-        Section("order", "Loads and products of the KV loop, in order", tuple(_orders(facts)), _about_orders(facts)),
+        Section(
+            "order",
+            f"Loads and products of the {facts.steps} loop, in order",
+            tuple(_orders(facts)),
+            _about_orders(facts),
+        ),
         Section(
             "simulation",
-            "One KV step of one warp, simulated",
+            f"One {facts.steps} step of one warp, simulated",
             tuple(_simulation(facts)),
             facts.simulation_problem or "",
         ),
@@ -253,7 +258,7 @@ def _simulation(facts: ConfigFacts) -> Iterator[Row]:
 
 
 _LAUNCH_COUNTERS = {
-    "bytes_global_to_shared": "Q, K and V",
+    "bytes_global_to_shared": "blocks of the tensors",
     "tensor_flops": "multiplications and additions of the tensor cores",
     "mbarrier_phases": "times that a tile became full or empty",
 }
@@ -266,8 +271,8 @@ EFFECT_NAMES = {
     "spill_bytes": "spilled bytes",
     "shared_bytes": "shared bytes",
     "blocks_per_sm": "blocks per SM",
-    "instructions_per_step": "instructions per KV step",
-    "bank_conflicts_per_step": "conflicts per KV step",
+    "instructions_per_step": "instructions per step",
+    "bank_conflicts_per_step": "conflicts per step",
 }
 _MORE_IS_BETTER = {"blocks_per_sm"}
 _PER_STEP = {"instructions_per_step", "bank_conflicts_per_step"}

@@ -1,4 +1,4 @@
-"""Two KV steps of one warp as they were executed: who does what when, and what is under way meanwhile.
+"""Two steps of one warp as they were executed: who does what when, and what is under way meanwhile.
 
 One analysis for every kernel. What an instruction is about follows from the instruction, from the addresses it gave
 to memory, and from the markers of the source lines that it comes from.
@@ -6,7 +6,7 @@ to memory, and from the markers of the source lines that it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flashwright.kernels.explanation import SharedMap
@@ -15,6 +15,7 @@ from flashwright.kernels.registry import family_of
 from flashwright.problem.variant import PLAIN
 from flashwright.simulator.trace import TraceEntry
 from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution
+from flashwright.workbench.explain.explanations import explanation_of
 from flashwright.workbench.explain.facts import Phase, Span, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.markers import OPERAND, PHASE, PRODUCT, Markers
@@ -36,8 +37,6 @@ STEPS_SHOWN = 2
 ITERATIONS_NEEDED = STEADY_ITERATION + STEPS_SHOWN + 1
 """So that the last step shown is not the loop's last, which has no next block to copy."""
 TURN, ANNOUNCEMENT = "turn", "announce"
-PRODUCT_NAMES = {"S": "S = QKᵀ", "O": "O += PV"}
-"""Of the products of attention's forward pass, by their markers."""
 
 
 def timeline_of(config: KernelConfig, execution: Execution, shared: SharedMap) -> Timeline:
@@ -45,13 +44,15 @@ def timeline_of(config: KernelConfig, execution: Execution, shared: SharedMap) -
     shown = execution.iterations[STEADY_ITERATION : STEADY_ITERATION + STEPS_SHOWN]
     first, end = shown[0][0], shown[-1][1]
     trace = execution.trace
-    reading = Reading(shared, Markers(family_of(config).source(config, PLAIN)))
+    family = family_of(config)
+    reading = Reading(shared, Markers(family.source(config, PLAIN)), explanation_of(config).products)
+    block_bytes = family.operation.steps.step_rows(config) * execution.row_stride_bytes
     through_registers = copies_through_registers(trace, shared)
     copied_in_steps = {
         operand for entry in trace[first:end] if is_bulk_copy(entry) and (operand := reading.subject(entry))
     }
     flights = [
-        *numbered([*copies_by_groups(trace, shared), *through_registers], config.B_c * execution.row_stride_bytes),
+        *numbered([*copies_by_groups(trace, shared), *through_registers], block_bytes),
         *stages_taken(trace, reading.subject, sorted(copied_in_steps), shared),
         *products_by_groups(trace, reading.subject),
     ]
@@ -66,6 +67,7 @@ def timeline_of(config: KernelConfig, execution: Execution, shared: SharedMap) -
         ),
         warp=execution.warp.name,
         role=execution.warp.role,
+        steps=family.operation.steps.name,
     )
 
 
@@ -89,6 +91,7 @@ class Reading:
 
     shared: SharedMap
     markers: Markers
+    products: Mapping[str, str]
 
     def kind_and_subject(self, entry: TraceEntry, is_copying: bool) -> tuple[Kind, str | None]:
         """Global loads and the shared stores that follow them are copies, through registers."""
@@ -133,7 +136,7 @@ class Reading:
         if kind_of_ptx(entry.opcode) in (Kind.LOAD, Kind.MMA) and not is_asynchronous_product(entry):
             product = self.markers.value(entry.source, PRODUCT)
             if product is not None:
-                return PRODUCT_NAMES.get(product, product)
+                return self.products.get(product, product)
         return self.markers.value(entry.source, PHASE)
 
 

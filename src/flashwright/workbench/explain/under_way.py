@@ -77,6 +77,8 @@ def copies_by_groups(trace: list[TraceEntry], shared: SharedMap) -> list[BlockCo
                 continue
             if open_group is None:
                 open_group = BlockCopy(region, index, index, asynchronous=True)
+            if open_group.region != region:  # what is known of a block's rows comes with the block, before it
+                open_group.region, open_group.global_addresses = region, []
             open_group.issued = index
             open_group.global_addresses.append(source)
         elif "cp.async.commit_group" in entry.opcode and open_group is not None:
@@ -187,7 +189,7 @@ def products_by_groups(trace: list[TraceEntry], subject: Subject) -> list[Flight
     for index, entry in enumerate(trace):
         if is_asynchronous_product(entry):
             start = index if product is None else start
-            product = subject(entry) or "product"
+            product = subject(entry) or product or "product"  # lines of inlined code may be lost
         elif "wgmma.commit_group" in entry.opcode and product is not None:
             number = groups.get(product, 0)
             if guess_is_open:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from typing import Any, Protocol
 
 from flashwright.choice.problem import TuningProblem
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig
+from flashwright.problem.flops import BACKWARD, FORWARD
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model
+from flashwright.workbench.bench.accuracy import gradient_error, largest
 from flashwright.workbench.bench.gpu_machine import torch_dtype
+from flashwright.workbench.bench.peers import Inputs
 from flashwright.workbench.bench.results import geometric_mean
 from flashwright.workbench.bench.scores import NORMAL, score_inputs
 from flashwright.workbench.bench.timing import CapturedCall, capture, replay_times_ms
+from flashwright.workbench.kernel_calls import ConfigCall, kernel_calls
 from flashwright.workbench.tuning.candidates import check_problems
 
 TUNING_SCORES = (NORMAL, "normal-x4", "rising-slow", "falling-slow")
@@ -83,12 +88,12 @@ class GpuMeasurer:
 
         self._problem, self._scores = problem, tuple(scores)
         try:
-            self._check = cache(partial(Check.of, device=device))
+            self._check = cache(partial(CHECKS[problem.operation], device=device))
             self._inputs = {kind: _random(problem, kind, device) for kind in self._scores}
-            self._out = torch.empty_like(self._inputs[self._scores[0]][0])
         except torch.OutOfMemoryError as error:
             raise GPUError(f"the GPU has no memory left for {problem}; choose a smaller one") from error
         self._stream = torch.cuda.Stream()
+        self._calls: dict[str, ConfigCall] = {}
         self._captured: dict[tuple[KernelConfig, str], CapturedCall] = {}
 
     def error(self, config: KernelConfig) -> float:
@@ -96,20 +101,32 @@ class GpuMeasurer:
         return max(self._check(small, kind).error(config) for small in problems for kind in self._scores)
 
     def sweep(self, configs: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
-        from flashwright.runtime.forward import run_forward
-
         try:
             wanted = [(config, kind) for config in configs for kind in self._scores]
             for config, kind in wanted:
                 if (config, kind) not in self._captured:
-                    inputs = self._inputs[kind]
-                    call = partial(run_forward, config, *inputs, window=self._problem.window, out=self._out)
-                    self._captured[config, kind] = capture(call, self._stream, launches=None)
+                    self._captured[config, kind] = capture(self._call(kind)(config), self._stream, launches=None)
             measured = {each: self._captured[each] for each in wanted}
             times = replay_times_ms(measured, self._stream, rounds=ROUNDS_PER_SWEEP)
         except RuntimeError as error:
             raise GPUError(f"timing {self._problem} failed: {error}") from error
         return {config: mean_over_kinds(times[config, kind] for kind in self._scores) for config in configs}
+
+    def _call(self, kind: str) -> ConfigCall:
+        """Of any config, on scores of a kind."""
+        if kind not in self._calls:
+            q, k, v = self._inputs[kind]
+            self._calls[kind] = kernel_calls(
+                self._problem.operation, q, k, v, _gradient_like(q), window=self._problem.window
+            )
+        return self._calls[kind]
+
+
+def _gradient_like(q: Any) -> Any:
+    """Standard normal, with the strides of q."""
+    import torch
+
+    return torch.empty_like(q).normal_()
 
 
 def mean_over_kinds(times_ms: Iterable[float]) -> float:
@@ -131,27 +148,68 @@ class Check:
     def of(cls, problem: TuningProblem, scores: str = NORMAL, *, device: str) -> Check:
         from flashwright.runtime.reference import attention_reference
 
-        q, k, v = (_guarded(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length))
-        for x, values in zip((q, k, v), _random(problem, scores, device), strict=True):
-            x.copy_(values)
+        q, k, v = _guarded_inputs(problem, scores, device)
         expected, _ = attention_reference(q.double(), k.double(), v.double(), options=AttentionOptions(problem.window))
         return cls(problem, (q, k, v), expected)
 
     def error(self, config: KernelConfig) -> float:
         """Relative, in the Frobenius norm; infinite if an element was not written or another one was."""
-        import torch
-
         from flashwright.runtime.forward import run_forward
 
         out = _guarded(self.problem, self.problem.q_length, self.expected.device)
-        try:
-            run_forward(config, *self.inputs, window=self.problem.window, out=out)
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            raise KernelCrash(f"{config} failed on {self.problem}: {error}") from error
+        _launch(partial(run_forward, config, *self.inputs, window=self.problem.window, out=out), config, self.problem)
         behind = out._base[:, self.problem.q_length :]
         relative = ((out.double() - self.expected).norm() / self.expected.norm()).item()
         return relative if math.isfinite(relative) and behind.isnan().all().item() else math.inf
+
+
+@dataclass(frozen=True)
+class BackwardCheck:
+    """A small problem with its inputs, and the gradient of its output."""
+
+    problem: TuningProblem
+    inputs: tuple[Any, Any, Any]
+    do: Any
+
+    @classmethod
+    def of(cls, problem: TuningProblem, scores: str = NORMAL, *, device: str) -> BackwardCheck:
+        inputs = _guarded_inputs(problem, scores, device)
+        return cls(problem, inputs, _guarded(problem, problem.q_length, device).normal_())
+
+    def error(self, config: KernelConfig) -> float:
+        """The largest of any gradient in any head; infinite or NaN if one is unusable."""
+        run = kernel_calls(BACKWARD, *self.inputs, self.do, window=self.problem.window)(config)
+        gradients = _launch(run, config, self.problem)
+        heads = product(range(self.problem.batch), range(self.problem.heads))
+        return largest([self._error_of_head(gradients, slice(b, b + 1), slice(h, h + 1)) for b, h in heads])
+
+    def _error_of_head(self, gradients: tuple[Any, Any, Any], batch: slice, head: slice) -> float:
+        (q, k, v, do), (dq, dk, dv) = (
+            [x[batch, head] for x in tensors] for tensors in ((*self.inputs, self.do), gradients)
+        )
+        return gradient_error((dq, dk, dv), Inputs(q, k, v, self.problem.causal, BACKWARD, do))
+
+
+CHECKS: dict[str, Callable[..., Check | BackwardCheck]] = {FORWARD: Check.of, BACKWARD: BackwardCheck.of}
+"""By operation."""
+
+
+def _launch(call: Callable[[], Any], config: KernelConfig, problem: TuningProblem) -> Any:
+    import torch
+
+    try:
+        result = call()
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise KernelCrash(f"{config} failed on {problem}: {error}") from error
+    return result
+
+
+def _guarded_inputs(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any, Any]:
+    q, k, v = (_guarded(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length))
+    for x, values in zip((q, k, v), _random(problem, scores, device), strict=True):
+        x.copy_(values)
+    return q, k, v
 
 
 def _random(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any, Any]:

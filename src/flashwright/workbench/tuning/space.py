@@ -7,7 +7,7 @@ from typing import Any
 
 from flashwright.choice.problem import TuningProblem
 from flashwright.kernels.family import DEFAULT_SPACE, SPACES, ConsideredConfigs, KernelConfig, SearchSpace
-from flashwright.kernels.registry import families, family_named
+from flashwright.kernels.registry import families, family_with_prefix
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Space:
 
 def space_of(family: str) -> SearchSpace:
     """What there is to search in a family; raises `ValueError` for one that has nothing to search."""
-    space = family_named(family).space
+    space = family_with_prefix(family).space
     if space is None:
         raise ValueError(f"family: {family!r} has no search space")
     return space

@@ -16,7 +16,7 @@ from flashwright.choice.results import Timing, TunedResult
 from flashwright.compiler.nvrtc import compiler_build
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import DEFAULT_SPACE, KernelConfig, Occasion
-from flashwright.kernels.registry import family_named
+from flashwright.kernels.registry import family_with_prefix
 from flashwright.workbench.environment import driver_version, flashwright_version, nvrtc_version_text, package_version
 from flashwright.workbench.tuning.candidates import Candidates, compile_candidates
 from flashwright.workbench.tuning.journal import SearchJournal, now, space_name
@@ -166,14 +166,14 @@ def _search(
 
 def incumbent_configs(problem: TuningProblem, gpu: GPUModel) -> tuple[KernelConfig, ...]:
     """What a search has to beat: what is used now, what would be used without the user's database, and without any."""
-    kind = problem.kind
+    kind, family = problem.kind, family_with_prefix(problem.family)
     now_used = default_config(
         problem.dtype, problem.d_head, causal=problem.causal, q_length=problem.q_length,
-        kv_length=problem.kv_length, gpu=gpu, family=problem.family,
+        kv_length=problem.kv_length, gpu=gpu, family=family.name, operation=family.operation.name,
     )  # fmt: skip
     shipped = [result.config for result in shipped_results() if result.key == (gpu.name, kind)]
     occasion = Occasion(problem.dtype, problem.d_head, problem.causal, kind.q_bucket, kind.kv_bucket, gpu)
-    untuned = untuned_config(family_named(problem.family), occasion)
+    untuned = untuned_config(family, occasion)
     return tuple(dict.fromkeys((now_used, *shipped, untuned)))
 
 

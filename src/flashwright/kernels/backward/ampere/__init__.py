@@ -1,10 +1,13 @@
 """The Ampere family of backward kernels: `mma.sync`, `ldmatrix`, `cp.async`; every GPU from sm_80 on."""
 
 from flashwright.kernels.backward.ampere.config import OPTIONS, AmpereBackwardKernelConfig
-from flashwright.kernels.backward.ampere.defaults import ampere_backward_default, ampere_backward_rejection_reason
+from flashwright.kernels.backward.ampere.defaults import ampere_backward_default
+from flashwright.kernels.backward.ampere.explain import EXPLANATION
+from flashwright.kernels.backward.ampere.ladder import LADDER
 from flashwright.kernels.backward.ampere.launch import RULES
 from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.backward.ampere.source import ampere_backward_source, ampere_dq_source, ampere_rows_source
+from flashwright.kernels.backward.ampere.space import SPACE, ampere_backward_rejection_reason
 from flashwright.kernels.backward.launch import BACKWARD, DQ, ROWS
 from flashwright.kernels.backward.names import backward_parser
 from flashwright.kernels.backward.rows import ROW_KERNEL_THREADS
@@ -27,6 +30,9 @@ AMPERE_BACKWARD = KernelFamily(
     rejection_reason=ampere_backward_rejection_reason,
     default_config=ampere_backward_default,
     launch_rules=RULES,
+    space=SPACE,
+    explanation=EXPLANATION,
+    ladder=LADDER,
     companions={
         ROWS: Companion(ampere_rows_source, ROW_KERNEL_THREADS),
         DQ: Companion(ampere_dq_source, ROW_KERNEL_THREADS),

@@ -1,4 +1,4 @@
-"""What the Ampere backward uses where nobody has tuned, and why a config is not worth timing."""
+"""What the Ampere backward uses where nobody has tuned."""
 
 from __future__ import annotations
 
@@ -28,16 +28,3 @@ def ampere_backward_default(occasion: Occasion) -> AmpereBackwardKernelConfig:
     ]
     fitting = [config for config in configs if AmpereBackwardShapes(config).shared_bytes <= most]
     return fitting[0] if fitting else configs[-1]
-
-
-def ampere_backward_rejection_reason(config: AmpereBackwardKernelConfig) -> str | None:
-    """Why a config is not worth timing; None if it is."""
-    try:
-        shapes = AmpereBackwardShapes(config)
-    except ValueError as error:
-        return str(error)
-    if not config.swizzled:
-        return "swizzle: without it, reads of shared memory meet in the same banks"
-    if shapes.row_tiles > 2:
-        return f"warps: {shapes.keys_per_warp} keys of a warp leave too few registers"
-    return None

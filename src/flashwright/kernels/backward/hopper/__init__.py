@@ -1,10 +1,13 @@
 """The Hopper family of backward kernels: TMA, `wgmma`, mbarriers, warp specialisation; sm_90a."""
 
 from flashwright.kernels.backward.hopper.config import D_HEADS, OPTIONS, HopperBackwardKernelConfig
-from flashwright.kernels.backward.hopper.defaults import hopper_backward_default, hopper_backward_rejection_reason
+from flashwright.kernels.backward.hopper.defaults import hopper_backward_default
+from flashwright.kernels.backward.hopper.explain import EXPLANATION
+from flashwright.kernels.backward.hopper.ladder import LADDER
 from flashwright.kernels.backward.hopper.launch import RULES
 from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.backward.hopper.source import hopper_backward_source, hopper_dq_source, hopper_rows_source
+from flashwright.kernels.backward.hopper.space import SPACE, hopper_backward_rejection_reason
 from flashwright.kernels.backward.launch import BACKWARD, DQ, ROWS
 from flashwright.kernels.backward.names import backward_parser
 from flashwright.kernels.backward.rows import ROW_KERNEL_THREADS
@@ -27,6 +30,9 @@ HOPPER_BACKWARD = KernelFamily(
     rejection_reason=hopper_backward_rejection_reason,
     default_config=hopper_backward_default,
     launch_rules=RULES,
+    space=SPACE,
+    explanation=EXPLANATION,
+    ladder=LADDER,
     oldest_arch="sm_90a",
     runs_on_later=False,
     companions={

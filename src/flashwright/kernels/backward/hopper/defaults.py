@@ -1,9 +1,8 @@
-"""What the Hopper backward uses where nobody has tuned, and why a config is not worth timing."""
+"""What the Hopper backward uses where nobody has tuned."""
 
 from __future__ import annotations
 
 from flashwright.kernels.backward.hopper.config import HopperBackwardKernelConfig
-from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import Occasion
 
 # By head dimension: (B_r, B_c, n_consumers, Q_stages, dO_stages, P_in_registers).
@@ -16,12 +15,3 @@ _SHAPES = {
 
 def hopper_backward_default(occasion: Occasion) -> HopperBackwardKernelConfig:
     return HopperBackwardKernelConfig(occasion.dtype, occasion.d_head, *_SHAPES[occasion.d_head])
-
-
-def hopper_backward_rejection_reason(config: HopperBackwardKernelConfig) -> str | None:
-    """Why a config is not worth timing; None if it is."""
-    try:
-        HopperBackwardShapes(config)
-    except ValueError as error:
-        return str(error)
-    return None

@@ -11,7 +11,7 @@ WIDTH, LEFT, RIGHT = 1160, 150, 16
 TITLE, LANE, MARK, GAP = 22, 22, 14, 12
 
 
-def order_picture(rows: Sequence[tuple[str, LoadOrder]], name: str = "order") -> str:
+def order_picture(rows: Sequence[tuple[str, LoadOrder]], name: str = "order", steps: str = "KV") -> str:
     scale = (WIDTH - LEFT - RIGHT) / max(order.instructions for _, order in rows)
     parts: list[str] = []
     y = 8.0
@@ -30,7 +30,7 @@ def order_picture(rows: Sequence[tuple[str, LoadOrder]], name: str = "order") ->
         name,
         WIDTH,
         y + 18,
-        "Loads and products of the KV loop, in the order of the code",
+        f"Loads and products of the {steps} loop, in the order of the code",
         f"Runs of loads and of products. How many there are: {counts}.",
         parts,
     )

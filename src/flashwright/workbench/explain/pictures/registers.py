@@ -11,14 +11,16 @@ from flashwright.workbench.explain.pictures.svg import line, picture, rect, text
 LEFT, RIGHT, TOP = 96, 24, 40
 WIDTH = 1160
 BAR, GAP = 36, 14
+COLOURS = 7
+"""Of operands in the style sheet; more operands have them again."""
 LETTER = 7.4
 """About as wide as a letter is, to tell whether a label fits its bar."""
 
 
-def registers_picture(budget: RegisterBudget) -> str:
+def registers_picture(budget: RegisterBudget, steps: str = "KV") -> str:
     most = max(budget.limit, budget.planned, budget.used)
     scale = (WIDTH - LEFT - RIGHT) / most
-    colours = {operand.operand: index for index, operand in enumerate(budget.operands)}
+    colours = {operand.operand: index % COLOURS for index, operand in enumerate(budget.operands)}
     used_y = TOP + len(budget.phases) * (BAR + GAP)
     rows_bottom = used_y + (1 + len(budget.reallocations)) * (BAR + GAP)
     parts: list[str] = []
@@ -49,7 +51,7 @@ def registers_picture(budget: RegisterBudget) -> str:
         WIDTH,
         rows_bottom + 52 + 24 * -(-len(colours) // 4) + 4,
         "Register budget by operand",
-        f"Registers of the operands alive in each part of a KV step: {phases}. The compiler used {budget.used} of "
+        f"Registers of the operands alive in each part of a {steps} step: {phases}. The compiler used {budget.used} of "
         f"{budget.limit} and spilled {budget.spill_bytes} bytes.",
         parts,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flashwright.kernels.explanation import CONSUMER, PRODUCER, WARP
 from flashwright.workbench.explain.facts import Flight, Span, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
+from flashwright.workbench.explain.pictures.regions import region_class
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
 
 WIDTH, LEFT, RIGHT = 1200, 172, 16
@@ -48,6 +49,7 @@ _WARP = (
     _Lane("ldmatrix Q", (Kind.LOAD,), "load", "Q"),
     _Lane("ldmatrix K", (Kind.LOAD,), "load", "K"),
     _Lane("ldmatrix V", (Kind.LOAD,), "load", "V"),
+    *(_Lane(f"ldmatrix {operand}", (Kind.LOAD,), "load", operand) for operand in ("dO", "P", "dS")),
     _Lane("mma", (Kind.MMA,), "mma"),
     *_ARITHMETIC,
 )
@@ -56,18 +58,22 @@ _CONSUMER = (
     _Lane("guesses", (Kind.VOTE,), "barrier", "guess", is_rare=True),
     _Lane("is K full?", (Kind.WAIT,), "copy", "K", is_rare=True),
     _Lane("is V full?", (Kind.WAIT,), "copy", "V", is_rare=True),
+    *(_Lane(f"is {operand} full?", (Kind.WAIT,), "copy", operand, is_rare=True) for operand in ("Q", "dO")),
     _Lane("wgmma S", (Kind.MMA,), "mma", "S", is_rare=True),
     _Lane("wgmma O", (Kind.MMA,), "mma", "O", is_rare=True),
+    *(_Lane(f"wgmma {product}", (Kind.MMA,), "mma", product, is_rare=True) for product in ("dP", "dV", "dK", "dQ")),
     _Lane("commit, wait", (Kind.PRODUCT_WAIT,), "wait", is_rare=True),
-    _Lane("K, V are read", (Kind.BARRIER,), "load", "release", is_rare=True),
+    _Lane("blocks are read", (Kind.BARRIER,), "load", "release", is_rare=True),
     *_ARITHMETIC,
 )
 _PRODUCER = (
     _Lane("is K empty?", (Kind.WAIT,), "wait", "K", is_rare=True),
     _Lane("is V empty?", (Kind.WAIT,), "wait", "V", is_rare=True),
+    *(_Lane(f"is {operand} empty?", (Kind.WAIT,), "wait", operand, is_rare=True) for operand in ("Q", "dO")),
     _Lane("announce bytes", (Kind.BARRIER,), "barrier", "announce", is_rare=True),
     _Lane("copy K", (Kind.COPY,), "copy", "K", is_rare=True),
     _Lane("copy V", (Kind.COPY,), "copy", "V", is_rare=True),
+    *(_Lane(f"copy {operand}", (Kind.COPY,), "copy", operand, is_rare=True) for operand in ("Q", "dO")),
     *_ARITHMETIC,
 )
 
@@ -117,7 +123,8 @@ def timeline_picture(timeline: Timeline, name: str = "timeline") -> str:
         name,
         WIDTH,
         bottom + 44,
-        f"KV steps {timeline.first_step} and {timeline.first_step + 1} of the PTX, as {timeline.warp} executed them",
+        f"{timeline.steps} steps {timeline.first_step} and {timeline.first_step + 1} of the PTX, as {timeline.warp} "
+        "executed them",
         _description(timeline),
         parts,
     )
@@ -149,7 +156,11 @@ def _x(index: float, scale: float) -> float:
 
 
 def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
-    classes = {"S = QKᵀ": "phase-qk", "softmax": "phase-softmax", "O += PV": "phase-pv"}
+    classes = {
+        "S = QKᵀ": "phase-qk", "softmax": "phase-softmax", "O += PV": "phase-pv",
+        "S": "phase-qk", "dP": "phase-qk", "gradients of scores": "phase-softmax",
+        "dV": "phase-pv", "dK": "phase-pv", "dQ": "phase-pv",
+    }  # fmt: skip
     for phase in timeline.phases:
         x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
         yield rect(x, 34, width, bottom - 34, f"phase {classes.get(phase.name, '')}")
@@ -160,7 +171,7 @@ def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
     for number, (start, end) in enumerate(zip(timeline.step_starts, timeline.step_starts[1:], strict=False)):
         x = _x(start, scale)
         yield line(x, 8, x, bottom, "step")
-        label = f"KV step {timeline.first_step + number}: {end - start} instructions"
+        label = f"{timeline.steps} step {timeline.first_step + number}: {end - start} instructions"
         yield text(label, x + 6, 22, "label strong")
 
 
@@ -172,9 +183,9 @@ def _flight(flight: Flight, y: float, scale: float, instructions: int, room: flo
     how = "" if flight.asynchronous else " through registers"
     arrival = "not waited for here" if flight.end is None or flight.end > instructions else f"until {flight.end}"
     tooltip = f"{flight.block} → {flight.region}{how}: from {flight.start} {arrival}"
-    yield rect(x, y, max(right - x, 3), 18, f"flight region-{operand}", tooltip, rx=4)
+    yield rect(x, y, max(right - x, 3), 18, f"flight {region_class(operand)}", tooltip, rx=4)
     if flight.issued > start:
-        yield rect(x, y, max((flight.issued - start) * scale, 2), 18, f"issue region-{operand}", rx=4)
+        yield rect(x, y, max((flight.issued - start) * scale, 2), 18, f"issue {region_class(operand)}", rx=4)
     before = "◂ " if flight.start < 0 else ""
     after = " ▸" if flight.end is None or flight.end > instructions else ""
     label = f"{before}{flight.block}{how}{after}"

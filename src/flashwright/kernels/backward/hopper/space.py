@@ -1,0 +1,59 @@
+"""Which configs of the Hopper backward are worth timing: every combination of the knobs, less what the rules remove."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from flashwright.kernels.backward.hopper.config import MAX_STAGES, HopperBackwardKernelConfig
+from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
+from flashwright.kernels.family import SearchSpace
+from flashwright.problem.dtypes import DType
+
+RULES = ("warpgroups", "P in registers", "stages", "shared memory", "registers", "consumers", "ahead")
+"""The first that a config breaks rejects it."""
+
+_B_R = (64, 128)
+_B_C = (64, 128, 192)
+_CONSUMERS = (1, 2, 3)
+_STAGES = tuple(range(1, MAX_STAGES + 1))
+_BYTES_AHEAD = 64 * 1024
+"""Q and dO on the way to one multiprocessor: twice what an H200's memory delivers to it within a latency."""
+
+
+def hopper_backward_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperBackwardKernelConfig, str | None]]:
+    """Every combination of the knobs' values, with why it is not worth timing, or None if it is. `ordered` is no choice
+    of the search: callers request it."""
+    for B_r, B_c, n_consumers, Q_stages, dO_stages, P_in_registers in product(
+        _B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, (False, True)
+    ):
+        config = HopperBackwardKernelConfig(dtype, d_head, B_r, B_c, n_consumers, Q_stages, dO_stages, P_in_registers)
+        yield config, hopper_backward_rejection_reason(config)
+
+
+def hopper_backward_rejection_reason(config: HopperBackwardKernelConfig) -> str | None:
+    """Why a config is not worth timing: "rule: reason" with its numbers; None if it is kept."""
+    try:
+        shapes = HopperBackwardShapes(config)
+    except ValueError as error:
+        return str(error)
+    if config.n_consumers == 1:
+        return "consumers: 1 warpgroup; while it differentiates scores and adds to dQ, nobody issues products"
+    ahead = (config.Q_stages + config.dO_stages - 2) * shapes.query_bytes
+    if config.Q_stages + config.dO_stages > 4 and ahead > _BYTES_AHEAD:
+        return (
+            f"ahead: Q and dO have {ahead // 1024} KiB on the way while a step is computed; {_BYTES_AHEAD // 1024} KiB "
+            "hide the latency of memory"
+        )
+    return None
+
+
+def is_promising(config: HopperBackwardKernelConfig) -> bool:
+    """Whether a config copies ahead by two stages each, and keeps P in registers where every warpgroup has keys of its
+    own."""
+    alone = HopperBackwardShapes(config).parts == 1
+    return (config.Q_stages, config.dO_stages) == (2, 2) and config.P_in_registers == alone
+
+
+# dK, dV and dQ of 256 columns fill the registers of a thread; a few values are spilled around the loop.
+SPACE = SearchSpace(hopper_backward_space, is_promising, RULES, bearable_spill_bytes=96)

@@ -1,0 +1,148 @@
+"""Explaining and comparing configs of the backward: registers, shared memory, products, phases, conflicts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from explain_cases import CommandLine, explained
+
+from flashwright.kernels.registry import families, parse_config, tile_shapes
+from flashwright.workbench.explain.compare import compare_facts
+from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
+from flashwright.workbench.explain.facts import ConfigFacts
+from flashwright.workbench.explain.page import config_page
+from flashwright.workbench.explain.report import sections
+
+AMPERE = "ampere backward (BF16, 64, 64, 64, 4): stages_2_1+swizzled"
+HOPPER = "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P"
+
+
+@pytest.fixture(scope="module")
+def ampere() -> ConfigFacts:
+    return explained(AMPERE)
+
+
+@pytest.fixture(scope="module")
+def hopper() -> ConfigFacts:
+    return explained(HOPPER)
+
+
+# --- By arithmetic -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", families("backward"), ids=lambda family: family.name)
+def test_every_default_has_words_for_its_knobs_and_a_map_of_its_shared_memory(family):
+    for d_head in family.d_heads:
+        configs = [config for config, reason in family.space.configs("BF16", d_head) if reason is None]
+        for config in configs[:8]:
+            assert all(knob.meaning for knob in explanation_of(config).knobs(config))
+            shared = shared_map_of(config)
+            assert shared.total_bytes == tile_shapes(config).shared_bytes
+            regions = sorted(shared.regions, key=lambda region: region.offset)
+            assert [region.offset for region in regions] == [0, *(region.end for region in regions[:-1])]
+            assert regions[-1].end == shared.total_bytes
+
+
+def test_registers_count_the_gradients_that_stay_and_the_scores_that_come_and_go(ampere, hopper):
+    operands = {operand.operand: operand.registers for operand in ampere.registers.operands}
+    assert operands["dK accumulator"] == operands["dV accumulator"] == 16 * 64 // 32
+    assert operands["S accumulator"] == operands["dP accumulator"] == 16 * 64 // 32
+    assert operands["dQ accumulator"] == 64 * 64 // 128
+    assert hopper.registers.planned == 2 * 32 + 2 * 64  # dK and dV of 64 columns, S and dP of 128 queries
+    assert hopper.registers.spill_bytes == ampere.registers.spill_bytes == 0
+
+
+def test_neighbours_turn_every_knob():
+    for text in (AMPERE, HOPPER):
+        config = parse_config(text)
+        own = explanation_of(config)
+        turned = {name for _, values in own.neighbours(config) for name in values}
+        assert turned == set(own.knobs_to_turn)
+
+
+# --- By the simulator ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_the_loop_over_queries_is_simulated_and_right(ampere, hopper):
+    assert (ampere.simulation.q_rows, ampere.simulation.kv_rows) == (4 * 64, 64)
+    assert (hopper.simulation.q_rows, hopper.simulation.kv_rows) == (5 * 128, 128)  # the first step is before the loop
+    for facts in (ampere, hopper):
+        assert facts.simulation.relative_error < 4e-3
+        assert facts.operation == "backward"
+        titles = [section.title for section in sections(facts)]
+        assert "The query loop in PTX" in titles
+        assert "One query step of one warp, simulated" in titles
+
+
+def test_five_products_a_step_are_counted(ampere, hopper):
+    # Each product of 64 × 64 × 64 a warp of 16 rows: 8 tiles of 8 columns, 4 of 16 deep.
+    assert ampere.loop.ptx.by_kind["matrix product (mma)"] == 5 * 8 * 4
+    # S, dP: 64 columns deep; dV, dK: 128 queries; dQ: 128 keys. 16 deep each.
+    assert hopper.loop.ptx.by_kind["matrix product (mma)"] == (64 + 64 + 128 + 128 + 128) // 16
+    assert hopper.loop.serialised is False
+
+
+def test_the_phases_of_the_ampere_kernel_are_its_products_in_their_order(ampere):
+    names = [phase.name for phase in ampere.timeline.phases]
+    step = ["S", "dP", "gradients of scores", "dV", "dK", "dQ"]
+    assert names == 2 * step
+
+
+def test_q_is_copied_a_step_ahead_and_do_during_the_step_before(ampere):
+    flights = {flight.block: flight for flight in ampere.timeline.flights}
+    S, dV, dK = (next(p for p in ampere.timeline.phases if p.name == name) for name in ("S", "dV", "dK"))
+    assert flights["Q block 2"].issued < S.start  # two stages: before anything is computed
+    assert dV.end < flights["dO block 2"].start < dK.start  # one stage: when dV has read it
+
+
+def test_products_of_the_hopper_kernel_run_during_the_gradients_of_scores(hopper):
+    consumer = hopper.timelines[0]
+    gradients = consumer.phases[0]
+    under_way = {
+        flight.region for flight in consumer.flights if flight.issued < gradients.start and flight.end > gradients.start
+    }
+    assert under_way == {"dP", "dK"}
+    assert {flight.region for flight in consumer.flights} == {"S", "dP", "dV", "dK", "dQ"}
+    producer = hopper.timelines[-1]
+    assert {flight.block.split()[0] for flight in producer.flights} == {"Q", "dO"}
+
+
+def test_without_swizzle_reads_of_shared_memory_meet_in_the_same_banks(ampere):
+    wavefronts = {load.swizzled: load.wavefronts for load in ampere.matrix_loads}
+    assert wavefronts == {True: 4, False: 32}
+
+
+# --- Pages and commands --------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_about_a_backward_kernel(ampere, hopper):
+    for facts in (ampere, hopper):
+        page = config_page(facts)
+        assert "Backward kernel of the" in page
+        assert "Instructions of the query loop" in page
+        assert "KV step" not in page
+        assert "softmax" not in re.sub('class="[^"]*"', "", page.partition("</style>")[2])
+
+
+def test_the_command_explains_it(monkeypatch, capsys, ampere):
+    run = CommandLine(monkeypatch, capsys)
+    code, out, _ = run("explain", AMPERE, "--no-neighbours")
+    assert code == 0
+    assert "dS" in out
+
+
+def test_configs_of_both_families_are_compared(ampere, hopper):
+    comparison = compare_facts(ampere, hopper)
+    rows = {row.name: row.values for section in comparison.sections for row in section.rows}
+    assert rows["B_r"] == ("64", "128")
+    assert rows["P_in_registers"] == ("–", "on")
+
+
+def test_a_config_without_a_kernel_is_refused_with_the_rule(monkeypatch, capsys):
+    run = CommandLine(monkeypatch, capsys)
+    config = replace(parse_config(AMPERE), n_warps=3)
+    code, _, error = run("explain", str(config))
+    assert code == 1
+    assert "3 warps do not share B_c = 64 keys evenly" in error
