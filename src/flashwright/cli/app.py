@@ -17,13 +17,14 @@ from flashwright.cli.ladder import ladder
 from flashwright.cli.simulate import simulate
 from flashwright.cli.tune import app as tune_app
 from flashwright.cli.warm_up import warm_up
+from flashwright.cli.which import which
 from flashwright.compiler.nvrtc import CompileError, CompilerMissing
 from flashwright.runtime.devices import GPUError
 from flashwright.simulator.errors import SimulationError
 from flashwright.simulator.ptx.lexer import PtxSyntaxError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-COMMANDS = (bench, check, compare, doctor, explain, ladder, simulate, warm_up)
+COMMANDS = (bench, check, compare, doctor, explain, ladder, simulate, warm_up, which)
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(tune_app, name="tune")

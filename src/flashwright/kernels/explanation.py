@@ -134,6 +134,10 @@ class TracedWarp:
     """Names of `Kind`."""
     steps_before_loop: int = 0
     """KV steps outside of the loop, in front of it."""
+    last_key_first: bool = False
+    """Whether the first KV step visits the last keys."""
+    has_masked_steps: bool = True
+    """Whether the loop also has the steps that an edge of a mask cuts; otherwise they are outside of it."""
 
 
 # --- Pictures that not every kernel has ------------------------------------------------------------------------

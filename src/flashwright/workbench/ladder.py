@@ -15,6 +15,7 @@ from flashwright.kernels.family import FamilyLadder, KernelConfig
 from flashwright.kernels.ladder import LadderRung
 from flashwright.kernels.registry import families, family_named, family_of, parse_config
 from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
 from flashwright.problem.reference import TOLERANCE, random_inputs, reference_forward, relative_error
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.devices import gpu_available
@@ -22,10 +23,12 @@ from flashwright.runtime.progress import progress_bar
 from flashwright.runtime.simulated import simulate_forward
 from flashwright.workbench.bench.result_files import parsed_entries, read_document, write_document
 from flashwright.workbench.environment import environment_record
+from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, kv_steps
 
 SIMULATED_ROWS = 256
 SIMULATED_HEADS = 2
 USUAL_D_HEAD = 128
+CAUSAL_SAMPLE = Sample(AttentionOptions.of(causal=True))
 TIMED_SHAPE = {"batch": 4, "heads": 16, "rows": 4096}
 """16k tokens of hidden size 2048 at d_head 128."""
 
@@ -111,6 +114,8 @@ class Ladder:
 
     rungs: tuple[RungResult, ...]
     environment: Mapping[str, Any] = field(default_factory=dict)
+    sample: Sample = PLAIN_SAMPLE
+    """What every rung was compiled for and simulated on."""
 
     @property
     def timed(self) -> bool:
@@ -126,7 +131,8 @@ class Ladder:
     def title(self) -> str:
         """With the family's name, unless it is the one whose short forms have none."""
         family = family_of(self.rungs[0].rung.config)
-        return "The ladder" if family is families()[0] else f"The {family.title} ladder"
+        name = "The ladder" if family is families()[0] else f"The {family.title} ladder"
+        return f"{name}: {self.sample}" if str(self.sample) else name
 
     @property
     def peers(self) -> list[str]:
@@ -149,7 +155,12 @@ class Ladder:
         if self.timed:
             for rung, gain in zip(rungs, self.gains, strict=True):
                 rung["gain_over_previous"] = gain
-        return {"environment": dict(self.environment), "timed_shape": TIMED_SHAPE, "rungs": rungs}
+        return {
+            "environment": dict(self.environment),
+            "timed_shape": TIMED_SHAPE,
+            "sample": self.sample.to_dict(),
+            "rungs": rungs,
+        }
 
 
 def write_ladder(path: Path, ladder: Ladder) -> None:
@@ -159,7 +170,8 @@ def write_ladder(path: Path, ladder: Ladder) -> None:
 def read_ladder(path: Path) -> Ladder:
     document = read_document(path, holding="rungs", made_by="flashwright ladder")
     rungs = parsed_entries(path, document, "rungs", RungResult.from_dict)
-    return Ladder(tuple(rungs), document.get("environment", {}))
+    sample = Sample.from_dict(document["sample"]) if "sample" in document else PLAIN_SAMPLE
+    return Ladder(tuple(rungs), document.get("environment", {}), sample)
 
 
 def climbable_families() -> tuple[str, ...]:
@@ -180,9 +192,12 @@ def climb(
     d_head: int | None = None,
     *,
     family: str | None = None,
+    sample: Sample = PLAIN_SAMPLE,
     progress: bool = True,
 ) -> Ladder:
     """Compiles, simulates and, on a GPU of the family, times every rung.
+
+    Rungs are timed under a full or a causal mask, which the peers compute too; other samples are simulated alone.
 
     The first family and a head dimension of 128, or the largest of a family without, unless others are given.
     """
@@ -190,21 +205,22 @@ def climb(
     ladder = ladder_of(family)
     rungs = ladder.rungs(dtype, _usual_d_head(family) if d_head is None else d_head)
     configs = [rung.config for rung in rungs]
-    kernels = {arch: compile_many(configs, arch, progress=progress) for arch in ladder.architectures}
+    variant = sample.variant(configs[0])
+    kernels = {arch: compile_many(configs, arch, variant, progress=progress) for arch in ladder.architectures}
     with progress_bar("simulating", len(rungs), enabled=progress) as advance:
         simulations = []
         for config in configs:
-            simulations.append(_simulate(config))
+            simulations.append(_simulate(config, sample))
             advance()
-    timed = gpu_available() and family_named(family).runs_on(_this_arch())
-    timings = _time_all(configs, ladder.peers, progress=progress) if timed else [None] * len(rungs)
+    timed = sample in (PLAIN_SAMPLE, CAUSAL_SAMPLE) and gpu_available() and family_named(family).runs_on(_this_arch())
+    timings = _time_all(configs, ladder.peers, sample, progress=progress) if timed else [None] * len(rungs)
     results = [
         RungResult(
             rung, {arch: Compiled.of(kernels[arch][i]) for arch in ladder.architectures}, simulations[i], timings[i]
         )
         for i, rung in enumerate(rungs)
     ]
-    return Ladder(tuple(results), environment_record())
+    return Ladder(tuple(results), environment_record(), sample)
 
 
 def _usual_d_head(family: str) -> int:
@@ -212,18 +228,21 @@ def _usual_d_head(family: str) -> int:
     return USUAL_D_HEAD if USUAL_D_HEAD in d_heads else d_heads[-1]
 
 
-def _simulate(config: KernelConfig) -> Simulated:
-    inputs = random_inputs(config, heads=SIMULATED_HEADS, rows=SIMULATED_ROWS)
-    simulation = simulate_forward(config, *inputs)
+def _simulate(config: KernelConfig, sample: Sample) -> Simulated:
+    heads, kv_heads = sample.head_counts(SIMULATED_HEADS)
+    keys = SIMULATED_ROWS if sample.keys is None else sample.keys
+    inputs = random_inputs(config, heads=heads, rows=SIMULATED_ROWS, kv_heads=kv_heads, keys=keys)
+    options = sample.options
+    simulation = simulate_forward(config, *inputs, options=options)
+    expected, _ = reference_forward(*inputs, window=options.window, softcap=options.softcap)
     counters = simulation.run.counters
-    q_blocks, kv_blocks = -(-SIMULATED_ROWS // config.B_r), -(-SIMULATED_ROWS // config.B_c)
-    warps = q_blocks * SIMULATED_HEADS * config.n_warps
+    steps_of_warps = config.n_warps * heads * kv_steps(config, options, SIMULATED_ROWS, keys)
     return Simulated(
         instructions=counters.executed,
-        instructions_per_kv_step=counters.executed / (warps * kv_blocks),
+        instructions_per_kv_step=counters.executed / steps_of_warps,
         bank_conflicts=counters.bank_conflicts,
         global_sectors=counters.global_sectors,
-        relative_error=relative_error(simulation.output, reference_forward(*inputs)[0]),
+        relative_error=relative_error(simulation.output, expected),
     )
 
 
@@ -234,7 +253,7 @@ def _this_arch() -> str:
     return f"sm_{major}{minor}"
 
 
-def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], *, progress: bool) -> list[Timed]:
+def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], sample: Sample, *, progress: bool) -> list[Timed]:
     import torch
 
     from flashwright.problem.flops import forward_flops
@@ -248,12 +267,15 @@ def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], *, progress: 
     q, k, v = (
         torch.randn(batch, rows, heads, first.d_head, dtype=dtype, device="cuda").transpose(1, 2) for _ in range(3)
     )
-    flops = forward_flops(batch, heads, rows, rows, first.d_head)
+    causal = sample == CAUSAL_SAMPLE
+    flops = forward_flops(batch, heads, rows, rows, first.d_head) / (2 if causal else 1)
     out = torch.empty_like(q)
     candidates: dict[Any, Callable[[], Any]] = {
-        name: PEERS[name].prepare(Inputs(q, k, v, causal=False)).run for name in peers
+        name: PEERS[name].prepare(Inputs(q, k, v, causal=causal)).run for name in peers
     }
-    candidates |= {config: partial(run_forward, config, q, k, v, out=out) for config in configs}
+    candidates |= {
+        config: partial(run_forward, config, q, k, v, window=sample.options.window, out=out) for config in configs
+    }
     with progress_bar("timing", 1, enabled=progress) as advance:
         times = gpu_times_ms(candidates)
         advance()

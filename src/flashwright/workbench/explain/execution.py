@@ -12,6 +12,7 @@ from flashwright.compiler.kernel import Kernel
 from flashwright.kernels.explanation import SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
 from flashwright.problem.dtypes import NUMPY_DTYPES
+from flashwright.problem.options import AttentionOptions
 from flashwright.problem.reference import reference_forward, relative_error
 from flashwright.runtime.simulated import simulate_forward
 from flashwright.simulator.access_patterns import global_cost, shared_cost
@@ -21,6 +22,7 @@ from flashwright.workbench.explain.explanations import counted_warp, explanation
 from flashwright.workbench.explain.facts import SharedTraffic, Simulation, StepCounts
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.loop import Loop, ptx_loop
+from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, visited_blocks
 
 STEADY_ITERATION = 1
 """The loop's second iteration: its copies and products are those of all that follow. Softmax may still rescale."""
@@ -38,37 +40,73 @@ class Execution:
     kv_rows: int
     row_stride_bytes: int
     relative_error: float
+    steady: int = STEADY_ITERATION
+    """The iteration whose instructions are counted; no edge of a mask cuts its block."""
+    steps_before_loop: int = 0
 
 
-def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None) -> Execution:
-    """Runs a warp's loop that many times on random inputs of one head and one block of Q; by default, that of the warp
-    whose instructions are counted."""
+class TooFewSteps(ValueError):
+    """A sample has fewer KV steps free of a mask's edges than are looked at."""
+
+
+def execute(
+    kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None, sample: Sample = PLAIN_SAMPLE
+) -> Execution:
+    """Runs a warp's loop that many times, and the steps that a mask cuts besides, on random inputs of one block of Q;
+    by default, the loop of the warp whose instructions are counted.
+
+    Raises `TooFewSteps` if the sample's window or keys leave fewer."""
     config = kernel.config
     warp = warp or counted_warp(config)
-    steps = iterations + warp.steps_before_loop
-    q, k, v = _inputs(config, config.B_r, steps * config.B_c)
-    simulation = simulate_forward(config, q, k, v, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number))
+    keys = sample.keys or _enough_keys(config, sample.options, iterations + warp.steps_before_loop)
+    visited = visited_blocks(config, sample.options, config.B_r, keys)
+    cut_first = visited.cut_right if warp.last_key_first else visited.cut_left
+    steady = STEADY_ITERATION
+    if warp.has_masked_steps:
+        steady = max(steady, cut_first - warp.steps_before_loop)
+    if visited.plain < iterations:
+        raise TooFewSteps(
+            f"{config.B_r} rows visit {visited.count} blocks of {config.B_c} keys, of which an edge of the mask cuts "
+            f"{visited.count - visited.plain}; counts need {iterations} that none cuts: a wider window, more keys, or "
+            "smaller blocks"
+        )
+    q, k, v = _inputs(config, config.B_r, keys, sample)
+    simulation = simulate_forward(
+        config, q, k, v, options=sample.options, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number)
+    )
     trace = simulation.run.trace
     assert trace is not None
+    options = sample.options
+    expected, _ = reference_forward(q, k, v, scale=options.scale, window=options.window, softcap=options.softcap)
     return Execution(
         warp=warp,
         run=simulation.run,
         trace=trace,
         iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, [Kind[name] for name in warp.loop_kinds])),
         q_rows=config.B_r,
-        kv_rows=steps * config.B_c,
+        kv_rows=keys,
         row_stride_bytes=k.strides[2],
-        relative_error=relative_error(simulation.output, reference_forward(q, k, v)[0]),
+        relative_error=relative_error(simulation.output, expected),
+        steady=steady,
+        steps_before_loop=warp.steps_before_loop if warp.has_masked_steps else max(warp.steps_before_loop, cut_first),
     )
 
 
-def _inputs(config: KernelConfig, q_rows: int, kv_rows: int) -> list[np.ndarray]:
-    """Standard normal q, k, v of one head, whose rows are as far apart as the config requires."""
+def _enough_keys(config: KernelConfig, options: AttentionOptions, steps: int) -> int:
+    """Whole blocks: so many, and those in which the window's right edge cuts."""
+    right = options.window.right
+    cut_right = 0 if right is None else -(-max(0, config.B_r - 1 - right) // config.B_c)
+    return (steps + cut_right) * config.B_c
+
+
+def _inputs(config: KernelConfig, q_rows: int, kv_rows: int, sample: Sample) -> list[np.ndarray]:
+    """Standard normal q, k, v whose rows are as far apart as the config requires."""
     generator = np.random.default_rng(0)
     stride = explanation_of(config).row_stride(config)
+    heads, kv_heads = sample.head_counts(1)
     return [
-        generator.standard_normal((1, 1, rows, stride)).astype(NUMPY_DTYPES[config.dtype])[..., : config.d_head]
-        for rows in (q_rows, kv_rows, kv_rows)
+        generator.standard_normal((1, n, rows, stride)).astype(NUMPY_DTYPES[config.dtype])[..., : config.d_head]
+        for n, rows in ((heads, q_rows), (kv_heads, kv_rows), (kv_heads, kv_rows))
     ]
 
 
@@ -96,7 +134,7 @@ def simulation_facts(execution: Execution, shared: SharedMap) -> Simulation:
 
 def step_counts(execution: Execution, shared: SharedMap) -> StepCounts:
     """What the traced warp did in one steady iteration of the loop."""
-    first, end = execution.iterations[STEADY_ITERATION]
+    first, end = execution.iterations[execution.steady]
     entries = execution.trace[first:end]
     accesses: Counter[tuple[str, str]] = Counter()
     wavefronts: Counter[tuple[str, str]] = Counter()

@@ -58,7 +58,7 @@ def config_page(facts: ConfigFacts) -> str:
     return document(
         title=facts.config,
         header=f"""
-<p class="family">Forward kernel of the {escape(facts.family)} family, compiled for {escape(facts.arch)}</p>
+<p class="family">Forward kernel of the {escape(facts.family)} family, compiled for {escape(facts.target)}</p>
 <h1><code>{escape(facts.config)}</code></h1>
 {_verdict(facts, tables["verdict"])}
 {_warning(facts)}
@@ -101,7 +101,7 @@ def comparison_page(comparison: Comparison) -> str:
     return document(
         title=f"{first.config} and {second.config}",
         header=f"""
-<p class="family">Two forward kernels, compiled for {escape(first.arch)}; {comparison.differing} facts differ</p>
+<p class="family">Two forward kernels, compiled for {escape(first.target)}; {comparison.differing} facts differ</p>
 <h1><code>{escape(first.config)}</code><br>against<br><code>{escape(second.config)}</code></h1>""",
         body="".join(parts),
         footer="Written by <code>flashwright compare</code>. Rows that differ are marked ≠.",

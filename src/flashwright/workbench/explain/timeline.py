@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from flashwright.kernels.explanation import SharedMap
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of
-from flashwright.problem.variant import PLAIN
+from flashwright.problem.variant import PLAIN, AttentionVariant
 from flashwright.simulator.trace import TraceEntry
 from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution
 from flashwright.workbench.explain.facts import Phase, Span, Timeline
@@ -40,12 +40,14 @@ PRODUCT_NAMES = {"S": "S = QKᵀ", "O": "O += PV"}
 """Of the products of attention's forward pass, by their markers."""
 
 
-def timeline_of(config: KernelConfig, execution: Execution, shared: SharedMap) -> Timeline:
+def timeline_of(
+    config: KernelConfig, execution: Execution, shared: SharedMap, variant: AttentionVariant = PLAIN
+) -> Timeline:
     """What the traced warp of a config's kernel executed."""
-    shown = execution.iterations[STEADY_ITERATION : STEADY_ITERATION + STEPS_SHOWN]
+    shown = execution.iterations[execution.steady : execution.steady + STEPS_SHOWN]
     first, end = shown[0][0], shown[-1][1]
     trace = execution.trace
-    reading = Reading(shared, Markers(family_of(config).source(config, PLAIN)))
+    reading = Reading(shared, Markers(family_of(config).source(config, variant)))
     through_registers = copies_through_registers(trace, shared)
     copied_in_steps = {
         operand for entry in trace[first:end] if is_bulk_copy(entry) and (operand := reading.subject(entry))
@@ -58,7 +60,7 @@ def timeline_of(config: KernelConfig, execution: Execution, shared: SharedMap) -
     copying = {index for copy in through_registers for index in copy.instructions}
     return Timeline(
         step_starts=(*(start - first for start, _ in shown), end - first),
-        first_step=STEADY_ITERATION + execution.warp.steps_before_loop,
+        first_step=execution.steady + execution.steps_before_loop,
         spans=tuple(spans(reading.kind_and_subject(trace[i], i in copying) for i in range(first, end))),
         flights=tuple(flights_within(sorted(flights, key=lambda flight: flight.start), first, end)),
         phases=tuple(
