@@ -31,6 +31,8 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/ruff format --check src tests benchmarks docs/generate.py docs/knob_pages
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/typing/mypy.ini
+	$(BIN)/pyright --project tests/typing
 	$(BIN)/lint-imports
 
 # The numbers and pictures of docs/README.md and docs/knobs: compiles and simulates, needs no GPU.

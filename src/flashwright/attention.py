@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 
@@ -23,7 +23,68 @@ from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, requ
 from flashwright.runtime.plans import CallKind
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
-BACKENDS = ("gpu", "simulator", "reference")
+if TYPE_CHECKING:
+    import torch
+
+Causal: TypeAlias = bool | Literal["bottom-right", "top-left"]
+Backend: TypeAlias = Literal["gpu", "simulator", "reference"]
+Tensor = TypeVar("Tensor", "torch.Tensor", "np.ndarray[Any, Any]")
+"""What is computed is of the kind that q, k and v are of."""
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: Literal[False] = False,
+    family: str | None = None,
+    config: KernelConfig | str | None = None,
+    backend: Backend | None = None,
+    row_invariant: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: Literal[True],
+    family: str | None = None,
+    config: KernelConfig | str | None = None,
+    backend: Backend | None = None,
+    row_invariant: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: bool,
+    family: str | None = None,
+    config: KernelConfig | str | None = None,
+    backend: Backend | None = None,
+    row_invariant: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -31,14 +92,14 @@ def attention(
     k: Any,
     v: Any,
     *,
-    causal: bool | str = False,
+    causal: Causal = False,
     window: Sequence[int | None] | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
     return_lse: bool = False,
     family: str | None = None,
     config: KernelConfig | str | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
     row_invariant: bool = False,
     deterministic: bool = False,
 ) -> Any:
@@ -110,9 +171,9 @@ def attention(
 
 def warm_up(
     head_dim: int,
-    dtype: Any = "bf16",
+    dtype: DType | str | torch.dtype = "bf16",
     *,
-    causal: bool | str = False,
+    causal: Causal = False,
     window: Sequence[int | None] | None = None,
     softcap: float = 0.0,
     grouped: bool = False,
@@ -120,7 +181,7 @@ def warm_up(
     packed: bool = False,
     deterministic: bool = False,
     family: str | None = None,
-    device: Any = None,
+    device: torch.device | str | int | None = None,
     arch: str | None = None,
     progress: bool = False,
 ) -> list[Kernel[Any]]:
@@ -143,10 +204,10 @@ def warm_up(
 
 
 def choice(
-    q: Any,
-    k: Any,
+    q: torch.Tensor | np.ndarray[Any, Any],
+    k: torch.Tensor | np.ndarray[Any, Any],
     *,
-    causal: bool | str = False,
+    causal: Causal = False,
     window: Sequence[int | None] | None = None,
     softcap: float = 0.0,
     return_lse: bool = False,
@@ -285,7 +346,9 @@ def forget_kinds() -> None:
 # --- Checks --------------------------------------------------------------------------------------------------------
 
 
-def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kernel: bool, row_invariant: bool) -> str:
+def _checked_backend(
+    q: Any, k: Any, v: Any, backend: Backend | None, *, named_kernel: bool, row_invariant: bool
+) -> Backend:
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend: {backend!r} is not known; allowed: {', '.join(map(repr, BACKENDS))}")
     if isinstance(q, np.ndarray):
@@ -308,7 +371,7 @@ def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kerne
     return backend
 
 
-def _checked_array_backend(q: np.ndarray, k: Any, v: Any, backend: str | None) -> str:
+def _checked_array_backend(q: np.ndarray, k: Any, v: Any, backend: Backend | None) -> Backend:
     if backend != "simulator":
         raise ValueError(f"backend: {backend!r} does not compute NumPy arrays; allowed: 'simulator'")
     for name, array in (("k", k), ("v", v)):
