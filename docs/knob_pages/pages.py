@@ -13,6 +13,7 @@ from flashwright.workbench.bench.results import read_result
 from flashwright.workbench.ladder import read_ladder
 
 from .blocks import filled
+from .code_blocks import with_outputs
 from .kernel_facts import FactsFile, gather, read_facts, write_facts
 from .knobs import KNOBS, ORDER_KNOBS, values_of
 from .measured import read_ampere_grid
@@ -29,6 +30,7 @@ HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
 CLAIMS = RESULTS / "claims_h200.json"
 INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
+TUTORIAL = Path("docs/tutorial.md")
 DIAGNOSING = KNOB_PAGES / "diagnosing.md"
 SIMULATOR = Path("docs/simulator.md")
 OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/claims.md"), INDEX, DIAGNOSING, SIMULATOR)
@@ -64,6 +66,16 @@ def filled_pages(inputs: Inputs) -> Mapping[Path, str]:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return pages
+
+
+def write_tutorial(root: Path = ROOT) -> bool:
+    """Executes the tutorial's blocks and writes what they print below them; whether anything changed."""
+    path = root / TUTORIAL
+    text = path.read_text("utf-8")
+    executed = with_outputs(text, str(TUTORIAL))
+    if executed != text:
+        write_atomically(path, executed.encode())
+    return executed != text
 
 
 def stale_pages(inputs: Inputs) -> list[Path]:
