@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flashwright.cli.bench import bench
+from flashwright.cli.cache import app as cache_app
 from flashwright.cli.check import check
 from flashwright.cli.compare import compare
 from flashwright.cli.doctor import doctor
@@ -28,6 +29,7 @@ COMMANDS = (bench, check, compare, doctor, explain, ladder, simulate, warm_up, w
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(tune_app, name="tune")
+app.add_typer(cache_app, name="cache")
 
 
 @app.callback()
