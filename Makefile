@@ -36,7 +36,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 # The numbers and pictures of docs/README.md and docs/knobs: compiles and simulates, needs no GPU.
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py
 
 $(VENV)/bin/python:
