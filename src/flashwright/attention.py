@@ -48,6 +48,7 @@ def attention(
     config: KernelConfig | str | None = None,
     backend: Backend | None = None,
     row_invariant: bool = False,
+    deterministic: bool = False,
 ) -> Tensor: ...
 
 
@@ -66,6 +67,7 @@ def attention(
     config: KernelConfig | str | None = None,
     backend: Backend | None = None,
     row_invariant: bool = False,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -84,6 +86,7 @@ def attention(
     config: KernelConfig | str | None = None,
     backend: Backend | None = None,
     row_invariant: bool = False,
+    deterministic: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
