@@ -248,6 +248,8 @@ def test_a_picture_stands_alone(path):
     assert "prefers-color-scheme: dark" in style
     used = set(re.findall(r"var\((--[\w-]+)\)", style))
     assert used <= set(re.findall(r"(--[\w-]+):", style)), "every colour is defined"
+    filled_shapes = set(re.findall(r'class="[^"]*\b(region-[\w-]+|reallocated)', text))
+    assert all(f".{name} " in style for name in filled_shapes), "every shape has a colour"
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 

@@ -170,13 +170,29 @@ def standalone(svg: str) -> str:
     width, height = size.groups()
     opening, rest = svg.split(">", 1)
     background = rect(0, 0, float(width), float(height), "background")
-    return f'{opening} width="{width}" height="{height}"><style>{_stylesheet()}</style>{background}{rest}\n'
+    style = " ".join([_stylesheet(), *_rules_of_some(svg)])
+    return f'{opening} width="{width}" height="{height}"><style>{style}</style>{background}{rest}\n'
+
+
+def _rules_of_some(svg: str) -> list[str]:
+    """The rules for pictures that only some kernels have, as far as this one needs them."""
+    some = re.search(r"/\* Those that only some kernels have \*/(.*?)/\* Those of all \*/", _css(), re.DOTALL)
+    if some is None:
+        raise ValueError("the stylesheet of explain has no rules for pictures of some kernels where they were expected")
+    used = {name for names in re.findall(r'class="([^"]*)"', svg) for name in names.split()}
+    rules = re.findall(r"\.([\w.-]+) (\{[^}]*\})", some[1])
+    return [f".{names} {rule}" for names, rule in rules if used.issuperset(names.split("."))]
+
+
+@cache
+def _css() -> str:
+    return (resources.files("flashwright.workbench.explain") / "page.css").read_text("utf-8")
 
 
 @cache
 def _stylesheet() -> str:
     """The colours and the rules for pictures out of the stylesheet of `explain`."""
-    css = (resources.files("flashwright.workbench.explain") / "page.css").read_text("utf-8")
+    css = _css()
     colours = re.search(
         r":root \{.*?\n\}\n@media screen and \(prefers-color-scheme: dark\) \{.*?\n\}\n", css, re.DOTALL
     )
