@@ -23,6 +23,7 @@ from flashwright.kernels.family import OLDEST
 from flashwright.kernels.registry import family_of, is_judged_by_filter, parse_config, tile_shapes
 from flashwright.workbench.explain.facts import ConfigFacts, Neighbour, UnbuiltFacts
 from flashwright.workbench.explain.gather import explain_config, unbuilt_facts
+from flashwright.workbench.explain.knob_pages import knob_links, knob_pages
 from flashwright.workbench.explain.page import config_page, unbuilt_page
 from flashwright.workbench.explain.report import (
     EFFECT_NAMES,
@@ -87,7 +88,8 @@ def explain(
     else:
         facts = explain_config(parsed, target, turning=None if neighbours else (), sample=sample)
     if html is not None:
-        html.write_text(config_page(facts) if isinstance(facts, ConfigFacts) else unbuilt_page(facts), "utf-8")
+        links = knob_links(parsed, html.parent)
+        html.write_text(config_page(facts, links) if isinstance(facts, ConfigFacts) else unbuilt_page(facts), "utf-8")
     if as_json:
         print_json(facts.to_dict(), "explain")
     elif html is not None:
@@ -113,6 +115,9 @@ def _print_facts(facts: ConfigFacts) -> None:
         _print_section(console, section)
     if facts.neighbours:
         _print_neighbours(console, facts)
+    if pages := knob_pages(parse_config(facts.config)):
+        folder = next(iter(pages.values())).parent
+        console.print(f"A page on each knob: {folder}", highlight=False, soft_wrap=True)
 
 
 def _print_unbuilt(facts: UnbuiltFacts) -> None:

@@ -216,6 +216,8 @@ class Explanation:
 
     knobs: Callable[[Any], tuple[Knob, ...]] = plain_knobs
     """Every field of the config, with what its value does."""
+    knob_pages: str | None = None
+    """The folder of the source tree with a page `NAME.md` on each knob; None: there are none."""
     knobs_to_turn: tuple[str, ...] = ()
     neighbours: Callable[[Any], Iterator[tuple[str, dict[str, Any]]]] = lambda config: iter(())
     """Each change of one knob worth examining: in words, and as fields for `dataclasses.replace`."""

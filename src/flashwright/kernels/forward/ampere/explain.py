@@ -269,6 +269,7 @@ TIMELINE = TimelineTexts(
 
 EXPLANATION = Explanation(
     knobs=knobs,
+    knob_pages="docs/knobs",
     knobs_to_turn=KNOBS_TO_TURN,
     neighbours=neighbours,
     shapes=shapes,

@@ -304,6 +304,7 @@ TIMELINE = TimelineTexts(
 
 EXPLANATION = Explanation(
     knobs=knobs,
+    knob_pages="docs/hopper_knobs",
     knobs_to_turn=KNOBS_TO_TURN,
     neighbours=neighbours,
     shapes=shapes,
