@@ -167,6 +167,9 @@ def arguments_of(command: str) -> list[str]:
 def prepared(own_directory):
     """What commands read that readers bring along."""
     (own_directory / "kernel.ptx").write_text(A_MODULE)
+    (own_directory / "kernel.cu").write_text(
+        "__global__ void k(float *x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 1; }"
+    )
     for block in PAGES["docs/performance.md"]:
         if block.text.startswith("# my_peers.py"):
             (own_directory / "my_peers.py").write_text(block.text)
