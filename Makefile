@@ -28,13 +28,15 @@ test-gpu-all:
 	$(GPU_TESTS) -m gpu
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs/generate.py docs/knob_pages
+	$(BIN)/ruff check src tests benchmarks docs examples
+	$(BIN)/ruff format --check src tests benchmarks docs/generate.py docs/knob_pages examples
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/typing/mypy.ini
+	$(BIN)/pyright --project tests/typing
 	$(BIN)/lint-imports
 
 # The numbers and pictures of docs/README.md and docs/knobs: compiles and simulates, needs no GPU.
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate.py
 
 $(VENV)/bin/python:

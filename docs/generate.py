@@ -10,7 +10,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from knob_pages.pages import CLAIMS, EFFECTS, draw_pictures, make_facts, read_inputs, stale_pages, write_pages
+from knob_pages.pages import (
+    CLAIMS,
+    EFFECTS,
+    TUTORIAL,
+    draw_pictures,
+    make_facts,
+    read_inputs,
+    stale_pages,
+    write_pages,
+    write_tutorial,
+)
 from knob_pages.tables import failures
 
 
@@ -22,6 +32,8 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.pages or options.check):
         draw_pictures(make_facts())
+        if write_tutorial():
+            print(f"changed: {TUTORIAL}")
     inputs = read_inputs()
     if inputs.effects is None:
         print(f"{EFFECTS} does not exist: the pages say that times have not been measured yet")

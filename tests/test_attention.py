@@ -5,9 +5,11 @@ The truth is attention written out naively in float64, with an explicit mask.
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
+import typing
 from typing import Any
 
 import numpy as np
@@ -330,3 +332,11 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="overloads can be listed from Python 3.11 on")
+def test_the_types_of_attention_have_all_of_its_arguments():
+    overloads = typing.get_overloads(attention)
+    assert len(overloads) == 3
+    for overload in overloads:
+        assert list(inspect.signature(overload).parameters) == list(inspect.signature(attention).parameters)

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from command_line import flashwright
 
-from flashwright import FlashForwardKernelConfig, compile_kernel
+from flashwright import FlashForwardKernelConfig, HopperForwardKernelConfig, compile_kernel
 from flashwright.workbench.bench.grid import cell_of, grid
 from flashwright.workbench.bench.knob_effects import AGAIN, PEER, KnobEffects, bases, configs_of
 from flashwright.workbench.bench.result_files import write_document
@@ -25,15 +25,16 @@ sys.path.insert(0, str(DOCS))
 
 from knob_pages.blocks import block_names, filled
 from knob_pages.kernel_facts import ARCH, facts_of, installed_nvrtc
-from knob_pages.knobs import KNOBS, values_of
+from knob_pages.knobs import HOPPER, HOPPER_KNOBS, KNOBS, values_of
 from knob_pages.machine_code import digest, machine_code
 from knob_pages.measured import ampere_table, read_ampere_grid
-from knob_pages.pages import PICTURES, page_paths, read_inputs, stale_pages
-from knob_pages.pictures import pictures, standalone
+from knob_pages.pages import HOPPER_PICTURES, PICTURES, page_paths, read_inputs, stale_pages
+from knob_pages.pictures import hopper_pictures, pictures, standalone
 from knob_pages.tables import Inputs, failures, renderers
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 KNOB_PAGES = [DOCS / "knobs" / f"{knob}.md" for knob in KNOBS]
+HOPPER_PAGES = [DOCS / "hopper_knobs" / f"{knob}.md" for knob in HOPPER_KNOBS]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -56,12 +57,15 @@ def test_the_pages_say_what_the_committed_results_say(inputs):
 def test_every_field_of_the_config_has_a_page():
     assert set(KNOBS) == {field.name for field in fields(FlashForwardKernelConfig)}
     assert sorted(path.stem for path in (DOCS / "knobs").glob("*.md")) == sorted([*KNOBS, "diagnosing"])
+    assert set(HOPPER_KNOBS) == {field.name for field in fields(HopperForwardKernelConfig)}
+    assert sorted((DOCS / "hopper_knobs").glob("*.md")) == sorted(HOPPER_PAGES)
 
 
-@pytest.mark.parametrize("page", KNOB_PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*KNOB_PAGES, *HOPPER_PAGES], ids=name_of)
 def test_a_knobs_page_has_a_picture_and_all_three_kinds_of_numbers(page):
     text = page.read_text()
-    assert {"navigation", "compiled", "simulated", "measured", "command"} <= set(block_names(text))
+    measured = "tuned" if page in HOPPER_PAGES else "measured"
+    assert {"navigation", "compiled", "simulated", measured, "command"} <= set(block_names(text))
     assert "pictures/" in text
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
         "What it changes", "On an H200", "When it helps, when it hurts", "How to diagnose",
@@ -74,6 +78,9 @@ def test_the_facts_are_those_of_the_installed_compiler_and_the_simulator(inputs)
         pytest.skip(f"the facts are of NVRTC {inputs.facts.nvrtc}, and {installed_nvrtc()} is installed")
     config = next(value.config for value in values_of("swizzled", only="early") if not value.is_own)
     assert facts_of(compile_kernel(config, ARCH)) == inputs.facts.of(config), "the kernel has changed: run `make docs`"
+    early, _ = HOPPER.bases()
+    facts = facts_of(compile_kernel(early.config), HOPPER.keys)
+    assert facts == inputs.hopper_facts.of(early.config), "the kernel has changed: run `make docs`"
 
 
 def test_machine_code_is_told_apart_from_the_names_around_it(compiled):
@@ -217,13 +224,19 @@ def test_the_generator_checks_without_changing_anything(monkeypatch, capsys):
 
 
 def test_the_pictures_are_those_that_the_generator_draws_and_each_is_on_a_page(inputs):
-    drawn = set(pictures(inputs.facts))
-    assert {path.name for path in (ROOT / PICTURES).iterdir()} == drawn
-    text = "".join(page.read_text() for page in KNOB_PAGES)
-    assert {name for name in drawn if f"pictures/{name}" in text} == drawn
+    sets = ((PICTURES, pictures(inputs.facts), KNOB_PAGES), (HOPPER_PICTURES, hopper_pictures(), HOPPER_PAGES))
+    for folder, drawings, pages in sets:
+        drawn = set(drawings)
+        assert {path.name for path in (ROOT / folder).iterdir()} == drawn
+        text = "".join(page.read_text() for page in pages)
+        assert {name for name in drawn if f"pictures/{name}" in text} == drawn
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / PICTURES).glob("*.svg")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [path for folder in (PICTURES, HOPPER_PICTURES) for path in sorted((ROOT / folder).glob("*.svg"))],
+    ids=lambda path: f"{path.parent.parent.name}/{path.stem}",
+)
 def test_a_picture_stands_alone(path):
     """A size, a title, and colours of its own for light and dark: nothing is fetched from elsewhere."""
     text = path.read_text()
@@ -235,6 +248,8 @@ def test_a_picture_stands_alone(path):
     assert "prefers-color-scheme: dark" in style
     used = set(re.findall(r"var\((--[\w-]+)\)", style))
     assert used <= set(re.findall(r"(--[\w-]+):", style)), "every colour is defined"
+    filled_shapes = set(re.findall(r'class="[^"]*\b(region-[\w-]+|reallocated)', text))
+    assert all(f".{name} " in style for name in filled_shapes), "every shape has a colour"
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flashwright.compiler.kernel import Kernel
 from flashwright.compiler.nvrtc import nvrtc_version
 from flashwright.compiler.occupancy import occupancy
+from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
-from flashwright.kernels.forward.ampere.explain import shared_map, work_per_step
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.result_files import read_document, write_document
 from flashwright.workbench.explain.code_orders import code_orders
 from flashwright.workbench.explain.disassembly import NOT_FOUND, find_disassembler
 from flashwright.workbench.explain.execution import STEADY_ITERATION, execute, step_counts
+from flashwright.workbench.explain.explanations import counted_warp, explanation_of, shared_map_of
 from flashwright.workbench.explain.instruction_kinds import kind_of_ptx
 from flashwright.workbench.explain.order import distances_text, runs_text
 
@@ -94,8 +95,10 @@ class FactsFile:
     orders: Mapping[str, tuple[OrderFacts, ...]]
     """By short form, of the kernels that differ in a knob about the order."""
     broken: tuple[BrokenKernel, ...] = ()
+    arch: str = ARCH
+    keys: int = KEYS
 
-    def of(self, config: FlashForwardKernelConfig) -> KernelFacts:
+    def of(self, config: KernelConfig) -> KernelFacts:
         name = config.short_form()
         if name not in self.kernels:
             raise ValueError(f"the file of kernel facts does not know {name}; run `make docs`")
@@ -112,6 +115,17 @@ def installed_nvrtc() -> str:
     return ".".join(map(str, nvrtc_version()))
 
 
+def gather_facts(configs: Sequence[KernelConfig], arch: str, keys: int, *, progress: bool = True) -> FactsFile:
+    """Compiles and simulates every config."""
+    kernels = compile_many(configs, arch, progress=progress)
+    facts = {}
+    with progress_bar("simulating", len(kernels), enabled=progress) as advance:
+        for kernel in kernels:
+            facts[kernel.config.short_form()] = facts_of(kernel, keys)
+            advance()
+    return FactsFile(installed_nvrtc(), facts, {}, (), arch, keys)
+
+
 def gather(
     configs: Sequence[FlashForwardKernelConfig],
     ordered: Collection[FlashForwardKernelConfig],
@@ -119,14 +133,10 @@ def gather(
     progress: bool = True,
 ) -> FactsFile:
     """Compiles and simulates every config, and disassembles those whose order of loads and products is shown."""
-    kernels = compile_many(configs, ARCH, progress=progress)
-    facts = {}
-    with progress_bar("simulating", len(kernels), enabled=progress) as advance:
-        for kernel in kernels:
-            facts[kernel.config.short_form()] = facts_of(kernel)
-            advance()
-    orders = {kernel.config.short_form(): orders_of(kernel) for kernel in kernels if kernel.config in ordered}
-    return FactsFile(installed_nvrtc(), facts, orders, broken_kernels(ARCH))
+    found = gather_facts(configs, ARCH, KEYS, progress=progress)
+    kernels = compile_many(list(ordered), ARCH, progress=progress)
+    orders = {kernel.config.short_form(): orders_of(kernel) for kernel in kernels}
+    return replace(found, orders=orders, broken=broken_kernels(ARCH))
 
 
 def orders_of(kernel: Kernel[FlashForwardKernelConfig]) -> tuple[OrderFacts, ...]:
@@ -145,10 +155,10 @@ def orders_of(kernel: Kernel[FlashForwardKernelConfig]) -> tuple[OrderFacts, ...
     )
 
 
-def facts_of(kernel: Kernel[FlashForwardKernelConfig]) -> KernelFacts:
+def facts_of(kernel: Kernel[Any], keys: int = KEYS) -> KernelFacts:
     config, resident = kernel.config, occupancy(kernel, kernel.arch)
-    execution = execute(kernel, KEYS // config.B_c - config.peeled_first_step)
-    step = step_counts(execution, shared_map(config))
+    execution = execute(kernel, keys // config.B_c - counted_warp(config).steps_before_loop)
+    step = step_counts(execution, shared_map_of(config))
     first, end = execution.iterations[STEADY_ITERATION]
     kinds = Counter(kind_of_ptx(entry.opcode).value for entry in execution.trace[first:end])
     totals = execution.run.counters
@@ -161,7 +171,7 @@ def facts_of(kernel: Kernel[FlashForwardKernelConfig]) -> KernelFacts:
         limited_by=resident.limited_by,
         code_bytes=len(code),
         code_digest=digest(code),
-        scores=work_per_step(config),
+        scores=explanation_of(config).work_per_step(config),
         instructions=step.instructions,
         by_kind=dict(sorted(kinds.items())),
         barriers=step.barriers,
@@ -181,8 +191,8 @@ def write_facts(path: Path, facts: FactsFile) -> None:
         path,
         {
             "nvrtc": facts.nvrtc,
-            "arch": ARCH,
-            "keys": KEYS,
+            "arch": facts.arch,
+            "keys": facts.keys,
             "kernels": kernels,
             "orders": orders,
             "broken": broken,
@@ -198,4 +208,5 @@ def read_facts(path: Path) -> FactsFile:
         name = facts.pop("config")
         kernels[name] = KernelFacts(**facts)
     orders = {name: tuple(OrderFacts(**each) for each in found) for name, found in document["orders"].items()}
-    return FactsFile(document["nvrtc"], kernels, orders, tuple(BrokenKernel(**values) for values in document["broken"]))
+    broken = tuple(BrokenKernel(**values) for values in document["broken"])
+    return FactsFile(document["nvrtc"], kernels, orders, broken, document["arch"], document["keys"])

@@ -1,12 +1,18 @@
-"""The knobs in the order of the pages, and what each is for in a line."""
+"""The knobs of each family in the order of the pages, what each is for, and the kernels that they are turned from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
-from flashwright.workbench.bench.knob_effects import Base, bases
+from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.forward.hopper.explain import neighbours
+from flashwright.kernels.forward.hopper.ladder import get_hopper_progression_configs
+from flashwright.kernels.registry import tile_shapes
+from flashwright.problem.dtypes import DType
+from flashwright.workbench.bench.knob_effects import Base, Turn, bases
 
 KNOBS = {
     "dtype": "element type of Q, K, V and O",
@@ -37,6 +43,64 @@ ORDER_KNOBS = (
     "keep_order",
 )  # fmt: skip
 """Those whose pages show the order of loads and products."""
+HOPPER_KNOBS = {
+    "dtype": "element type of Q, K, V and O",
+    "d_head": "columns of Q, K, V and O",
+    "B_r": "rows of Q and O per tile: 64 for each consumer warpgroup",
+    "B_c": "rows of K and V per step",
+    "kv_stages": "how many blocks of K and V the producer may be ahead",
+    "overlaps_softmax": "a step's softmax during the product of the step before",
+    "ping_pong": "warpgroups take turns at issuing products",
+    "persistent": "as many thread blocks as multiprocessors, each with many tiles",
+    "lazy_rescale": "rescale O only when a maximum has grown much",
+    "guesses_maxima": "exponentials relative to a reference, without a search for maxima",
+}
+OTHER_D_HEADS = (64, 256)
+
+
+@dataclass(frozen=True)
+class KnobSet:
+    """The knobs of one family, and their pages."""
+
+    title: str
+    folder: Path
+    """Of the pages, relative to the root of the tree."""
+    index: str
+    """The heading of docs/README.md that lists them."""
+    meanings: dict[str, str]
+    bases: Callable[[], tuple[Base, ...]]
+    arch: str
+    keys: int
+    """Rows of K and V in the simulated launch of one thread block."""
+
+
+def hopper_bases() -> tuple[Base, ...]:
+    """The ladder's third rung, the first with two consumer warpgroups, and its last."""
+    rungs = get_hopper_progression_configs()
+    return tuple(
+        Base(name, config, tuple(_hopper_turns(config)))
+        for name, config in {"early": rungs[2], "final": rungs[-1]}.items()
+    )
+
+
+def _hopper_turns(config: Any) -> Iterator[Turn]:
+    """Every knob turned alone, including `dtype` and `d_head`, which change the problem."""
+    other = DType.BF16 if config.dtype is DType.FP16 else DType.FP16
+    changes: list[tuple[str, dict[str, Any]]] = [(f"dtype: {config.dtype.name} → {other.name}", {"dtype": other})]
+    changes += [(f"d_head: {config.d_head} → {d_head}", {"d_head": d_head}) for d_head in OTHER_D_HEADS]
+    for change, values in [*changes, *neighbours(config)]:
+        (knob,) = values
+        try:
+            turned = replace(config, **values)
+            tile_shapes(turned)
+        except ValueError as problem:
+            yield Turn(knob, change, None, str(problem))
+        else:
+            yield Turn(knob, change, turned)
+
+
+AMPERE = KnobSet("Ampere", Path("docs/knobs"), "the-knobs", KNOBS, bases, "sm_90", keys=512)
+HOPPER = KnobSet("Hopper", Path("docs/hopper_knobs"), "hoppers-knobs", HOPPER_KNOBS, hopper_bases, "sm_90a", keys=1024)
 
 
 @dataclass(frozen=True)
@@ -46,13 +110,13 @@ class KnobValue:
     base: Base
     value: str
     is_own: bool
-    config: FlashForwardKernelConfig | None
+    config: KernelConfig | None
     problem: str | None = None
 
 
-def values_of(knob: str, only: str = "") -> Iterator[KnobValue]:
+def values_of(knob: str, only: str = "", of: KnobSet = AMPERE) -> Iterator[KnobValue]:
     """Of each base kernel, or of the one of that name: the knob's own value first, then its turns."""
-    for base in bases():
+    for base in of.bases():
         turns = base.turns_of(knob) if only in ("", base.name) else ()
         for index, turn in enumerate(turns):
             own, _, other = turn.change.removeprefix(f"{knob}: ").partition(" → ")

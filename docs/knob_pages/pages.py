@@ -12,11 +12,13 @@ from flashwright.workbench.bench.result_files import write_atomically
 from flashwright.workbench.bench.results import read_result
 from flashwright.workbench.ladder import read_ladder
 
+from .accuracy import read_errors
 from .blocks import filled
-from .kernel_facts import FactsFile, gather, read_facts, write_facts
-from .knobs import KNOBS, ORDER_KNOBS, values_of
+from .code_blocks import with_outputs
+from .kernel_facts import FactsFile, gather, gather_facts, read_facts, write_facts
+from .knobs import AMPERE, HOPPER, ORDER_KNOBS, KnobSet, values_of
 from .measured import read_ampere_grid
-from .pictures import pictures
+from .pictures import hopper_pictures, pictures
 from .tables import Inputs, renderers
 
 ROOT = Path(__file__).parents[2]
@@ -24,14 +26,23 @@ RESULTS = Path("benchmarks/results")
 FACTS, LADDER, EFFECTS, BENCH = (
     RESULTS / name for name in ("knob_facts.json", "ladder_h200.json", "knob_effects_h200.json", "bench_h200_bf16.json")
 )
+HOPPER_FACTS = RESULTS / "hopper_knob_facts.json"
+ERRORS = RESULTS / "simulated_errors.json"
 SCORES = RESULTS / "scores_h200_bf16.json"
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
 CLAIMS = RESULTS / "claims_h200.json"
-INDEX, KNOB_PAGES, PICTURES = Path("docs/README.md"), Path("docs/knobs"), Path("docs/knobs/pictures")
-DIAGNOSING = KNOB_PAGES / "diagnosing.md"
+INDEX = Path("docs/README.md")
+PICTURES, HOPPER_PICTURES = (of.folder / "pictures" for of in (AMPERE, HOPPER))
+TUTORIAL = Path("docs/tutorial.md")
+DIAGNOSING = AMPERE.folder / "diagnosing.md"
 SIMULATOR = Path("docs/simulator.md")
-OTHER_PAGES = (Path("README.md"), Path("docs/performance.md"), Path("docs/claims.md"), INDEX, DIAGNOSING, SIMULATOR)
+OTHER_PAGES = (
+    *map(Path, ("README.md", "docs/performance.md", "docs/claims.md", "docs/accuracy.md")),
+    INDEX,
+    DIAGNOSING,
+    SIMULATOR,
+)
 
 
 def read_inputs(root: Path = ROOT) -> Inputs:
@@ -47,23 +58,36 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_ladder(root / HOPPER_LADDER),
         {dtype: read_ampere_grid(root / path) for dtype, path in AMPERE_GRIDS.items()},
         read_claims(root / CLAIMS) if (root / CLAIMS).exists() else None,
+        read_facts(root / HOPPER_FACTS),
+        read_errors(root / ERRORS),
     )
 
 
-def page_paths() -> dict[Path, str | None]:
+def page_paths() -> dict[Path, tuple[KnobSet, str | None]]:
     """Every generated page, and the knob that it is about."""
-    return dict.fromkeys(OTHER_PAGES) | {KNOB_PAGES / f"{knob}.md": knob for knob in KNOBS}
+    pages: dict[Path, tuple[KnobSet, str | None]] = dict.fromkeys(OTHER_PAGES, (AMPERE, None))
+    return pages | {of.folder / f"{knob}.md": (of, knob) for of in (AMPERE, HOPPER) for knob in of.meanings}
 
 
 def filled_pages(inputs: Inputs) -> Mapping[Path, str]:
     """What every page should say."""
     pages = {}
-    for path, knob in page_paths().items():
+    for path, (of, knob) in page_paths().items():
         try:
-            pages[path] = filled((inputs.root / path).read_text("utf-8"), renderers(inputs, knob))
+            pages[path] = filled((inputs.root / path).read_text("utf-8"), renderers(inputs, knob, of))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     return pages
+
+
+def write_tutorial(root: Path = ROOT) -> bool:
+    """Executes the tutorial's blocks and writes what they print below them; whether anything changed."""
+    path = root / TUTORIAL
+    text = path.read_text("utf-8")
+    executed = with_outputs(text, str(TUTORIAL))
+    if executed != text:
+        write_atomically(path, executed.encode())
+    return executed != text
 
 
 def stale_pages(inputs: Inputs) -> list[Path]:
@@ -85,17 +109,22 @@ def make_facts(root: Path = ROOT, *, progress: bool = True) -> FactsFile:
     ordered = {value.config for knob in ORDER_KNOBS for value in values_of(knob) if value.config is not None}
     facts = gather(configs_of(bases()), ordered, progress=progress)
     write_facts(root / FACTS, facts)
+    write_facts(
+        root / HOPPER_FACTS, gather_facts(configs_of(HOPPER.bases()), HOPPER.arch, HOPPER.keys, progress=progress)
+    )
     return facts
 
 
 def draw_pictures(facts: FactsFile, root: Path = ROOT, *, progress: bool = True) -> None:
     """Draws every picture, and removes those that no page has any more."""
-    drawings = pictures(facts)
-    (root / PICTURES).mkdir(exist_ok=True)
+    drawings = {PICTURES / name: draw for name, draw in pictures(facts).items()}
+    drawings |= {HOPPER_PICTURES / name: draw for name, draw in hopper_pictures().items()}
     with progress_bar("drawing", len(drawings), enabled=progress) as advance:
-        for name, draw in drawings.items():
-            write_atomically(root / PICTURES / name, draw().encode())
+        for path, draw in drawings.items():
+            (root / path).parent.mkdir(exist_ok=True)
+            write_atomically(root / path, draw().encode())
             advance()
-    for path in (root / PICTURES).glob("*.svg"):
-        if path.name not in drawings:
-            path.unlink()
+    for folder in (PICTURES, HOPPER_PICTURES):
+        for path in (root / folder).glob("*.svg"):
+            if folder / path.name not in drawings:
+                path.unlink()

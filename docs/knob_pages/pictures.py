@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib import resources
 from itertools import pairwise
+from typing import Any
 
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.runtime.compiling import compile_kernel
-from flashwright.workbench.bench.knob_effects import bases
 from flashwright.workbench.explain.execution import execute
 from flashwright.workbench.explain.facts import ConfigFacts, Phase, Span, Timeline
 from flashwright.workbench.explain.gather import explain_config
@@ -28,7 +28,7 @@ from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag,
 from flashwright.workbench.explain.pictures.timeline import timeline_picture
 
 from .kernel_facts import ARCH, KEYS, FactsFile, KernelFacts
-from .knobs import KnobValue, values_of
+from .knobs import AMPERE, HOPPER, KnobSet, KnobValue, values_of
 
 Draw = Callable[[], str]
 
@@ -40,18 +40,9 @@ LETTER = 7.4
 
 def pictures(facts: FactsFile) -> dict[str, Draw]:
     """By file name, how each picture is drawn."""
-    explained: Callable[[FlashForwardKernelConfig], ConfigFacts] = cache(_explained)
-    of_one_kernel: dict[str, Callable[[ConfigFacts], str]] = {
-        "timeline": lambda of: timeline_picture(_timeline(of)),
-        "registers": lambda of: registers_picture(of.registers),
-        "shared": lambda of: shared_map_picture(of.shared),
-        "banks": lambda of: banks_picture(of.matrix_loads[0], "banks"),
-    }
+    explained: Callable[[Any], ConfigFacts] = cache(_explained)
     drawn: dict[str, Draw] = {"fragments": lambda: fragments_picture("Q (or P)", "Kᵀ (or V)", "S (or O)")}
-    for kind, base, knob, value in _KERNELS_DRAWN:
-        name = f"{kind}-{base}" if knob is None else f"{kind}-{base}-{knob}-{value}"
-        config = _config(base, knob, value)
-        drawn[name] = lambda kind=kind, config=config: of_one_kernel[kind](explained(config))  # type: ignore[misc]
+    drawn |= _of_kernels(_KERNELS_DRAWN, AMPERE, explained)
     for base, knob, phase in _PRODUCTS_DRAWN:
         drawn[f"product-{base}-{knob}"] = partial(_product_of_values, explained, base, knob, phase)
     for base, knob in _ORDERS_DRAWN:
@@ -61,6 +52,31 @@ def pictures(facts: FactsFile) -> dict[str, Draw]:
     drawn["launch-early-peeled_first_step"] = partial(_launch_of_values, "early", "peeled_first_step")
     drawn["traffic-early"] = lambda: traffic_picture(facts.of(_config("early", None, "")))
     return {f"{name}.svg": partial(_standalone_of, draw) for name, draw in drawn.items()}
+
+
+def hopper_pictures() -> dict[str, Draw]:
+    """The same of the pages about the Hopper family."""
+    drawn = _of_kernels(_HOPPER_DRAWN, HOPPER, cache(partial(_explained, arch=HOPPER.arch)))
+    return {f"{name}.svg": partial(_standalone_of, draw) for name, draw in drawn.items()}
+
+
+_OF_ONE_KERNEL: dict[str, Callable[[ConfigFacts], str]] = {
+    "timeline": lambda of: timeline_picture(_timeline(of)),
+    "registers": lambda of: registers_picture(of.registers),
+    "shared": lambda of: shared_map_picture(of.shared),
+    "banks": lambda of: banks_picture(of.matrix_loads[0], "banks"),
+}
+
+
+def _of_kernels(
+    wanted: Sequence[tuple[str, str, str | None, str]], of: KnobSet, explained: Callable[[Any], ConfigFacts]
+) -> dict[str, Draw]:
+    drawn: dict[str, Draw] = {}
+    for kind, base, knob, value in wanted:
+        name = f"{kind}-{base}" if knob is None else f"{kind}-{base}-{knob}-{value}"
+        config = _config(base, knob, value, of)
+        drawn[name] = lambda kind=kind, config=config: _OF_ONE_KERNEL[kind](explained(config))  # type: ignore[misc]
+    return drawn
 
 
 _KERNELS_DRAWN: tuple[tuple[str, str, str | None, str], ...] = (
@@ -82,6 +98,23 @@ _KERNELS_DRAWN: tuple[tuple[str, str, str | None, str], ...] = (
     ("shared", "early", None, ""),
     ("shared", "early", "two_kv_stages", "on"),
 )
+_HOPPER_DRAWN: tuple[tuple[str, str, str | None, str], ...] = (
+    ("banks", "early", None, ""),
+    ("timeline", "early", None, ""),
+    ("timeline", "early", "overlaps_softmax", "on"),
+    ("timeline", "early", "lazy_rescale", "on"),
+    ("timeline", "final", None, ""),
+    ("timeline", "final", "ping_pong", "off"),
+    ("timeline", "final", "guesses_maxima", "off"),
+    ("registers", "early", None, ""),
+    ("registers", "early", "B_r", "192"),
+    ("shared", "early", None, ""),
+    ("shared", "early", "d_head", "256"),
+    ("shared", "early", "kv_stages", "3"),
+    ("shared", "early", "persistent", "on"),
+    ("shared", "final", None, ""),
+    ("shared", "final", "B_c", "160"),
+)
 _PRODUCTS_DRAWN = (
     ("early", "Q_mma_load_K_tiles", "S = QKᵀ"),
     ("early", "K_mma_load_K_tiles", "S = QKᵀ"),
@@ -102,18 +135,18 @@ _MIXES_DRAWN = (
 )
 
 
-def _config(base_name: str, knob: str | None, value: str) -> FlashForwardKernelConfig:
-    base = next(base for base in bases() if base.name == base_name)
+def _config(base_name: str, knob: str | None, value: str, of: KnobSet = AMPERE) -> Any:
+    base = next(base for base in of.bases() if base.name == base_name)
     if knob is None:
         return base.config
-    found = next(each.config for each in values_of(knob, only=base_name) if each.value == value)
+    found = next(each.config for each in values_of(knob, only=base_name, of=of) if each.value == value)
     if found is None:
         raise ValueError(f"{base_name} with {knob} = {value} has no kernel to draw")
     return found
 
 
-def _explained(config: FlashForwardKernelConfig) -> ConfigFacts:
-    return explain_config(config, ARCH, turning=(), progress=False)
+def _explained(config: Any, arch: str = ARCH) -> ConfigFacts:
+    return explain_config(config, arch, turning=(), progress=False)
 
 
 def _timeline(facts: ConfigFacts) -> Timeline:
@@ -137,13 +170,29 @@ def standalone(svg: str) -> str:
     width, height = size.groups()
     opening, rest = svg.split(">", 1)
     background = rect(0, 0, float(width), float(height), "background")
-    return f'{opening} width="{width}" height="{height}"><style>{_stylesheet()}</style>{background}{rest}\n'
+    style = " ".join([_stylesheet(), *_rules_of_some(svg)])
+    return f'{opening} width="{width}" height="{height}"><style>{style}</style>{background}{rest}\n'
+
+
+def _rules_of_some(svg: str) -> list[str]:
+    """The rules for pictures that only some kernels have, as far as this one needs them."""
+    some = re.search(r"/\* Those that only some kernels have \*/(.*?)/\* Those of all \*/", _css(), re.DOTALL)
+    if some is None:
+        raise ValueError("the stylesheet of explain has no rules for pictures of some kernels where they were expected")
+    used = {name for names in re.findall(r'class="([^"]*)"', svg) for name in names.split()}
+    rules = re.findall(r"\.([\w.-]+) (\{[^}]*\})", some[1])
+    return [f".{names} {rule}" for names, rule in rules if used.issuperset(names.split("."))]
+
+
+@cache
+def _css() -> str:
+    return (resources.files("flashwright.workbench.explain") / "page.css").read_text("utf-8")
 
 
 @cache
 def _stylesheet() -> str:
     """The colours and the rules for pictures out of the stylesheet of `explain`."""
-    css = (resources.files("flashwright.workbench.explain") / "page.css").read_text("utf-8")
+    css = _css()
     colours = re.search(
         r":root \{.*?\n\}\n@media screen and \(prefers-color-scheme: dark\) \{.*?\n\}\n", css, re.DOTALL
     )

@@ -23,13 +23,15 @@ from flashwright.workbench.bench.results import BenchResult
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.ladder import Ladder
 
+from .accuracy import SimulatedErrors, accuracy_renderers
 from .blocks import Renderer
 from .claims import claim_table, claims_summary
 from .instruction_coverage import coverage_table
-from .kernel_facts import ARCH, KEYS, FactsFile, KernelFacts
-from .knobs import KNOBS, KnobValue, values_of
+from .kernel_facts import ARCH, FactsFile, KernelFacts
+from .knobs import AMPERE, HOPPER, KNOBS, KnobSet, KnobValue, values_of
 from .markdown import table
 from .measured import AmpereGrid, ampere_table, bench_table, kinds_table, ladder_table, scores_table
+from .tuned import tuned_pairs
 
 MEASURED_BY = "PYTHONPATH=src python benchmarks/knob_effects.py benchmarks/results/knob_effects_h200.json"
 DEVICE_CODE = "src/flashwright/cuda"
@@ -73,9 +75,11 @@ class Inputs:
     """By element type."""
     claims: ClaimResults | None
     """None until they have been measured."""
+    hopper_facts: FactsFile
+    errors: SimulatedErrors
 
 
-def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
+def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[str, Renderer]:
     """By name, the blocks that a page may have; those about a knob only on the page of one."""
     of_any: dict[str, Renderer] = {
         "bases": lambda _: _bases(),
@@ -99,9 +103,21 @@ def renderers(inputs: Inputs, knob: str | None) -> dict[str, Renderer]:
         "claims": lambda _: claims_summary(inputs.claims),
         "claim": partial(claim_table, inputs.claims),
         "instruction-coverage": lambda _: coverage_table(),
+        "hopper-index": lambda _: _hopper_index(inputs),
+        "hopper-bases": lambda _: _bases(HOPPER),
+        **accuracy_renderers(inputs.errors, inputs.bench, inputs.effects),
     }
     if knob is None:
         return of_any
+    if of is HOPPER:
+        return of_any | {
+            "navigation": lambda _: _navigation(knob, of),
+            "compiled": lambda _: _compiled(inputs.hopper_facts, knob, of),
+            "simulated": lambda columns: _simulated(inputs.hopper_facts, knob, columns, of),
+            "ladder": lambda _: _rung(inputs.hopper_ladder, knob, "its-ladder"),
+            "tuned": lambda _: tuned_pairs(knob),
+            "command": lambda base: _command(knob, base, of),
+        }
     return of_any | {
         "navigation": lambda _: _navigation(knob),
         "ladder": lambda _: _rung(inputs.ladder, knob),
@@ -120,37 +136,38 @@ def _value_cells(value: KnobValue) -> list[str]:
     return [value.base.name, f"**{value.value}**" if value.is_own else value.value]
 
 
-def _compiled(facts: FactsFile, knob: str) -> str:
+def _compiled(facts: FactsFile, knob: str, of_set: KnobSet = AMPERE) -> str:
     rows, problems = [], []
-    for value in values_of(knob):
+    for value in values_of(knob, of=of_set):
         if value.config is None:
-            problems.append(f"`{value.base.name}` with {value.value}: no kernel, for {value.problem}.")
+            reason = (value.problem or "").rstrip(".")
+            problems.append(f"`{value.base.name}` with {value.value}: no kernel, for {reason}.")
             continue
         of = facts.of(value.config)
-        shared = f"{of.shared_bytes / 1024:g} KiB"
+        shared = f"{of.shared_bytes / 1024:.4g} KiB"
         resident = f"{of.blocks_per_sm} ({of.limited_by})"
         same = not value.is_own and of.code_digest == facts.of(value.base.config).code_digest
         code = "the same" if same else f"{of.code_bytes:,} bytes"
         rows.append([*_value_cells(value), str(of.registers), f"{of.spill_bytes:,}", shared, resident, code])
     header = ["kernel", f"`{knob}`", "registers", "spilled bytes", "shared memory", "blocks per SM", "machine code"]
-    note = f"NVRTC {facts.nvrtc}, `sm_90`; in brackets, what limits the blocks. Bold: the base's own value."
+    note = f"NVRTC {facts.nvrtc}, `{facts.arch}`; in brackets, what limits the blocks. Bold: the base's own value."
     return "\n\n".join([table(header, rows, 2), " ".join([note, *problems])])
 
 
-def _simulated(facts: FactsFile, knob: str, columns: str) -> str:
+def _simulated(facts: FactsFile, knob: str, columns: str, of_set: KnobSet = AMPERE) -> str:
     names = [name.strip() for name in columns.split(";")]
     for name in names:
         if name not in COUNTS:
             raise ValueError(f"no count is called {name!r}; allowed: {'; '.join(COUNTS)}")
     rows = [
         [*_value_cells(value), *(f"{COUNTS[name](facts.of(value.config)):,}" for name in names)]
-        for value in values_of(knob)
+        for value in values_of(knob, of=of_set)
         if value.config is not None
     ]
     whole = [name for name in names if name in ("instructions of the launch", "bytes read", "bytes written")]
     note = "Counted on the simulated GPU: one warp, one KV step in the middle of the loop."
     if whole:
-        note += f" The launch is one thread block against {KEYS} keys; bytes are the whole block's."
+        note += f" The launch is one thread block against {facts.keys} keys; bytes are the whole block's."
     return f"{table(['kernel', f'`{knob}`', *names], rows, 2)}\n\n{note}"
 
 
@@ -218,15 +235,15 @@ def _conditions(inputs: Inputs) -> str:
     )
 
 
-def _bases() -> str:
-    rows = [[base.name, f"`{base.config}`"] for base in bases()]
+def _bases(of: KnobSet = AMPERE) -> str:
+    rows = [[base.name, f"`{base.config}`"] for base in of.bases()]
     return table(["kernel", "config"], rows, 2)
 
 
 # --- Sentences -------------------------------------------------------------------------------------------------
 
 
-def _rung(ladder: Ladder, knob: str) -> str:
+def _rung(ladder: Ladder, knob: str, section: str = "the-ladder") -> str:
     """The first rung that turns a knob, beside the one before."""
     pairs = pairwise(ladder.rungs)
     before, after = next(
@@ -234,7 +251,7 @@ def _rung(ladder: Ladder, knob: str) -> str:
     )
     if before is None or after is None:
         raise ValueError(f"no rung of the ladder turns {knob}")
-    described = f"On the [ladder](../performance.md#the-ladder), rung {after.rung.number} ({after.rung.change})"
+    described = f"On the [ladder](../performance.md#{section}), rung {after.rung.number} ({after.rung.change})"
     if before.gpu is None or after.gpu is None:
         return f"{described} has not been timed beside the one before."
     tflops, ratios = zip(*((each.tflops, each.ratios[PEER]) for each in (before.gpu, after.gpu)), strict=True)
@@ -244,8 +261,9 @@ def _rung(ladder: Ladder, knob: str) -> str:
     )
 
 
-def _command(knob: str, base: str) -> str:
-    own, other = [value.config for value in values_of(knob, only=base or "early") if value.config is not None][:2]
+def _command(knob: str, base: str, of: KnobSet = AMPERE) -> str:
+    found = [value.config for value in values_of(knob, only=base or "early", of=of) if value.config is not None]
+    own, other = found[:2]
     return f"```bash\nflashwright compare --differing --arch sm_90 \\\n  '{own}' \\\n  '{other}'\n```"
 
 
@@ -267,10 +285,10 @@ def _dedented(lines: Sequence[str]) -> list[str]:
     return [line if line.startswith("#") else line[margin:] for line in lines]
 
 
-def _navigation(knob: str) -> str:
-    names = list(KNOBS)
+def _navigation(knob: str, of: KnobSet = AMPERE) -> str:
+    names = list(of.meanings)
     index = names.index(knob)
-    links = ["[All knobs](../README.md#the-knobs)"]
+    links = [f"[All knobs](../README.md#{of.index})"]
     if index:
         links.insert(0, f"← [`{names[index - 1]}`]({names[index - 1]}.md)")
     if index + 1 < len(names):
@@ -288,6 +306,21 @@ def _index(inputs: Inputs) -> str:
         rows.append([f"[`{knob}`](knobs/{knob}.md)", meaning, *cells])
     titles = [f"turned from {base.name}" for base in bases()]
     return table(["knob", "what it is", *titles], rows, 4)
+
+
+def _hopper_index(inputs: Inputs) -> str:
+    rows = []
+    for knob, meaning in HOPPER.meanings.items():
+        rows.append([f"[`{knob}`](hopper_knobs/{knob}.md)", meaning, _gain_on_ladder(inputs.hopper_ladder, knob)])
+    return table(["knob", "what it is", "on the ladder, TFLOP/s"], rows, 3)
+
+
+def _gain_on_ladder(ladder: Ladder, knob: str) -> str:
+    for before, after in pairwise(ladder.rungs):
+        turned = getattr(before.rung.config, knob) != getattr(after.rung.config, knob)
+        if turned and before.gpu is not None and after.gpu is not None:
+            return f"{before.gpu.tflops:.0f} → {after.gpu.tflops:.0f} (rung {after.rung.number})"
+    return "–"
 
 
 def _turned(effects: KnobEffects | None, base: Base, knob: str) -> str:

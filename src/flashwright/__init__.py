@@ -1,6 +1,6 @@
 """FlashAttention kernels you can read, configure, simulate, tune and use, with or without a GPU."""
 
-from flashwright.attention import attention, warm_up
+from flashwright.attention import attention, choice, warm_up
 from flashwright.compiler.kernel import Kernel
 from flashwright.compiler.nvrtc import CompileError
 from flashwright.compiler.occupancy import Occupancy, occupancy
@@ -26,6 +26,7 @@ from flashwright.kernels.forward.hopper.shapes import HopperTileShapes
 from flashwright.kernels.forward.hopper.space import get_hopper_configs, hopper_rejection_reason
 from flashwright.kernels.ladder import LadderRung
 from flashwright.kernels.registry import parse_config, rejection_reason, should_autotune_config, tile_shapes
+from flashwright.operators.chosen import KernelChoice
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.reference import random_inputs
@@ -50,11 +51,13 @@ __all__ = [
     "HopperForwardKernelConfig",
     "HopperTileShapes",
     "Kernel",
+    "KernelChoice",
     "LadderRung",
     "Occupancy",
     "Window",
     "__version__",
     "attention",
+    "choice",
     "compile_kernel",
     "compile_many",
     "flash_attn_func",

@@ -1,27 +1,93 @@
-"""The public functions: `attention()`, and `warm_up()`, which compiles ahead what it will need."""
+"""The public functions: `attention()`; `choice()`, which kernel it runs; `warm_up()`, which compiles ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
 
 from flashwright.compiler.kernel import Kernel
 from flashwright.hardware.architectures import GPUModel
+from flashwright.hardware.models import gpu_named
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named
+from flashwright.operators.chosen import CallProblem, KernelChoice, kernel_choice
 from flashwright.operators.forward import call_kind, config_chosen_for, forget_plans, run_on_simulator
 from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.operators.warming import compile_ahead, needed_kernels
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import check_shapes, is_empty
-from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, require_torch
+from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, require_torch, this_gpu
 from flashwright.runtime.plans import CallKind
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
-BACKENDS = ("gpu", "simulator", "reference")
+if TYPE_CHECKING:
+    import torch
+
+Causal: TypeAlias = bool | Literal["bottom-right", "top-left"]
+Backend: TypeAlias = Literal["gpu", "simulator", "reference"]
+Tensor = TypeVar("Tensor", "torch.Tensor", "np.ndarray[Any, Any]")
+"""What is computed is of the kind that q, k and v are of."""
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: Literal[False] = False,
+    family: str | None = None,
+    config: KernelConfig | str | None = None,
+    backend: Backend | None = None,
+    row_invariant: bool = False,
+    deterministic: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: Literal[True],
+    family: str | None = None,
+    config: KernelConfig | str | None = None,
+    backend: Backend | None = None,
+    row_invariant: bool = False,
+    deterministic: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    window: Sequence[int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    return_lse: bool,
+    family: str | None = None,
+    config: KernelConfig | str | None = None,
+    backend: Backend | None = None,
+    row_invariant: bool = False,
+    deterministic: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -29,14 +95,14 @@ def attention(
     k: Any,
     v: Any,
     *,
-    causal: bool | str = False,
+    causal: Causal = False,
     window: Sequence[int | None] | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
     return_lse: bool = False,
     family: str | None = None,
     config: KernelConfig | str | None = None,
-    backend: str | None = None,
+    backend: Backend | None = None,
     row_invariant: bool = False,
     deterministic: bool = False,
 ) -> Any:
@@ -108,9 +174,9 @@ def attention(
 
 def warm_up(
     head_dim: int,
-    dtype: Any = "bf16",
+    dtype: DType | str | torch.dtype = "bf16",
     *,
-    causal: bool | str = False,
+    causal: Causal = False,
     window: Sequence[int | None] | None = None,
     softcap: float = 0.0,
     grouped: bool = False,
@@ -118,7 +184,7 @@ def warm_up(
     packed: bool = False,
     deterministic: bool = False,
     family: str | None = None,
-    device: Any = None,
+    device: torch.device | str | int | None = None,
     arch: str | None = None,
     progress: bool = False,
 ) -> list[Kernel[Any]]:
@@ -138,6 +204,55 @@ def warm_up(
         grouped=grouped, training=training, packed=packed, deterministic=deterministic, family=family,
     )  # fmt: skip
     return compile_ahead(wanted, gpu.arch, index, progress=progress)
+
+
+def choice(
+    q: torch.Tensor | np.ndarray[Any, Any],
+    k: torch.Tensor | np.ndarray[Any, Any],
+    *,
+    causal: Causal = False,
+    window: Sequence[int | None] | None = None,
+    softcap: float = 0.0,
+    return_lse: bool = False,
+    family: str | None = None,
+    config: KernelConfig | str | None = None,
+    row_invariant: bool = False,
+    gpu: str | GPUModel | None = None,
+) -> KernelChoice:
+    """Which kernel `attention()` runs on a GPU for such tensors, and why. Nothing is compiled or computed.
+
+    Of `q` and `k` only shapes, dtype and device are read: they may be CPU tensors, tensors on "meta" or NumPy arrays.
+    The other arguments are those of `attention()`. `gpu` names a GPU ("h200", "rtx4090", "NVIDIA A100-PCIE-40GB", or an
+    architecture, "sm_90"); by default it is the tensors' own, else this machine's.
+
+    The answer has `config`, `family`, `source` ("tuned": your results, "shipped": the package's, "rule": experience,
+    "requested": by `config`), `reason`, and `explain_command`, which shows all there is to know about the kernel.
+    """
+    options = AttentionOptions.of(causal, window, None, softcap)
+    check_shapes(q.shape, k.shape, k.shape)
+    if is_empty(q.shape, k.shape):
+        raise ValueError(f"q of shape {tuple(q.shape)} and k of {tuple(k.shape)} leave nothing for a kernel to compute")
+    if family is not None:
+        family_named(family)
+    problem = CallProblem(
+        dtype=DType.parse(q.dtype),
+        head_dim=int(q.shape[3]),
+        q_length=int(q.shape[2]),
+        kv_length=int(k.shape[2]),
+        options=options,
+        grouped_heads=q.shape[1] != k.shape[1],
+        returns_lse=return_lse,
+        row_invariant=row_invariant,
+    )
+    return kernel_choice(problem, _gpu_to_choose_for(q, gpu), family=family, config=config)
+
+
+def _gpu_to_choose_for(q: Any, gpu: str | GPUModel | None) -> GPUModel:
+    if gpu is not None:
+        return gpu if isinstance(gpu, GPUModel) else gpu_named(gpu)
+    if getattr(q, "is_cuda", False):
+        return gpu_model(q.device.index)
+    return this_gpu()
 
 
 def _gpu_to_warm_up(device: Any, arch: str | None) -> tuple[int | None, GPUModel]:
@@ -234,7 +349,9 @@ def forget_kinds() -> None:
 # --- Checks --------------------------------------------------------------------------------------------------------
 
 
-def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kernel: bool, row_invariant: bool) -> str:
+def _checked_backend(
+    q: Any, k: Any, v: Any, backend: Backend | None, *, named_kernel: bool, row_invariant: bool
+) -> Backend:
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend: {backend!r} is not known; allowed: {', '.join(map(repr, BACKENDS))}")
     if isinstance(q, np.ndarray):
@@ -257,7 +374,7 @@ def _checked_backend(q: Any, k: Any, v: Any, backend: str | None, *, named_kerne
     return backend
 
 
-def _checked_array_backend(q: np.ndarray, k: Any, v: Any, backend: str | None) -> str:
+def _checked_array_backend(q: np.ndarray, k: Any, v: Any, backend: Backend | None) -> Backend:
     if backend != "simulator":
         raise ValueError(f"backend: {backend!r} does not compute NumPy arrays; allowed: 'simulator'")
     for name, array in (("k", k), ("v", v)):

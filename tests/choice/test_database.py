@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tuning_fakes import CONFIGS, GPU, MODEL, PROBLEM, a_result, occasion_of, untuned
 
 from flashwright import DType, FlashForwardKernelConfig
+from flashwright.choice import database as database_module
 from flashwright.choice import lookup
 from flashwright.choice.choose import backward_config, best_family, default_config
 from flashwright.choice.database import SCHEMA_VERSION, DatabaseUnusable, NewerDatabase, TuningDatabase
@@ -386,7 +387,7 @@ def test_a_database_of_a_newer_version_is_left_alone_and_attention_works(databas
 
 def test_a_database_in_use_by_another_process_for_too_long_is_not_fatal(database, monkeypatch):
     database.store([a_result()])
-    monkeypatch.setattr("flashwright.choice.database.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.05)
     connection = sqlite3.connect(database.path, isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
     try:

@@ -230,3 +230,26 @@ def test_a_clash_is_refused_and_changes_nothing(toy, changes, message):
 def test_an_unknown_name_is_refused_with_those_that_are_known():
     with pytest.raises(ValueError, match="family: 'blackwell' is not known; allowed: ampere, hopper"):
         family_named("blackwell")
+
+
+# --- Edited sources ----------------------------------------------------------------------------------------------
+
+
+def test_an_edit_changes_the_kernel_that_is_compiled(small_config):
+    def renamed(source):
+        return source.edited("ptx/shuffle.cuh", "#pragma once\n", "#pragma once\n// edited\n")
+
+    assert "// edited" in compile_kernel(small_config, edit=renamed).source
+    assert "// edited" not in compile_kernel(small_config).source
+
+
+@pytest.mark.parametrize(
+    ("header", "old", "message"),
+    [
+        ("no/such.cuh", "x", "header: 'no/such.cuh' is not known; allowed: specialisation.cuh"),
+        ("ptx/shuffle.cuh", "no such text", "has the text 'no such text' 0 times; an edit needs it once"),
+    ],
+)
+def test_an_edit_that_finds_nothing_is_refused(small_config, header, old, message):
+    with pytest.raises(ValueError, match=message):
+        compile_kernel(small_config, edit=lambda source: source.edited(header, old, ""))

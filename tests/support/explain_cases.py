@@ -13,6 +13,7 @@ from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.registry import family_of, parse_config
 from flashwright.workbench.explain.facts import ConfigFacts
 from flashwright.workbench.explain.gather import explain_config
+from flashwright.workbench.sample import PLAIN_SAMPLE, Sample
 
 EAGER = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 LATE = "(BF16, 64, 64, 64, 4): async+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
@@ -28,13 +29,15 @@ HOPPER_GUESSING = f"{HOPPER_OVERLAPPED}+guess"
 SOME_KNOBS = ("n_warps", "async_copy", "swizzled", "optimized_softmax")
 
 
-def explained(short_form: str, arch: str = OLDEST, turning: tuple[str, ...] | None = ()) -> ConfigFacts:
-    return _explained(short_form, family_of(parse_config(short_form)).target(arch), turning)
+def explained(
+    short_form: str, arch: str = OLDEST, turning: tuple[str, ...] | None = (), sample: Sample = PLAIN_SAMPLE
+) -> ConfigFacts:
+    return _explained(short_form, family_of(parse_config(short_form)).target(arch), turning, sample)
 
 
 @cache
-def _explained(short_form: str, arch: str, turning: tuple[str, ...] | None) -> ConfigFacts:
-    return explain_config(parse_config(short_form), arch, turning=turning, progress=False)
+def _explained(short_form: str, arch: str, turning: tuple[str, ...] | None, sample: Sample) -> ConfigFacts:
+    return explain_config(parse_config(short_form), arch, turning=turning, sample=sample, progress=False)
 
 
 class CommandLine:
@@ -54,5 +57,7 @@ class CommandLine:
         return int(stopped.value.code or 0), captured.out, captured.err
 
 
-def _explained_config(config: KernelConfig, arch: str, *, turning: Collection[str] | None) -> ConfigFacts:
-    return explained(config.short_form(), arch, None if turning is None else tuple(turning))
+def _explained_config(
+    config: KernelConfig, arch: str, *, turning: Collection[str] | None, sample: Sample = PLAIN_SAMPLE
+) -> ConfigFacts:
+    return explained(config.short_form(), arch, None if turning is None else tuple(turning), sample)

@@ -20,6 +20,7 @@ from flashwright.workbench.doctor import (
     Finding,
     Verdict,
     check_cache,
+    check_disassembler,
     check_disk,
     check_driver,
     check_flashwright,
@@ -33,8 +34,8 @@ from flashwright.workbench.doctor import (
 from flashwright.workbench.environment import GPU
 
 SUBJECTS = [
-    "Python", "flashwright", "CUDA bindings", "NVRTC", "driver", "GPU", "PyTorch", "transformers", "program cache",
-    "tuning database", "disk",
+    "Python", "flashwright", "CUDA bindings", "NVRTC", "disassembler", "driver", "GPU", "PyTorch", "transformers",
+    "program cache", "tuning database", "disk",
 ]  # fmt: skip
 H200 = GPU("NVIDIA H200", (9, 0), 150 * 1024**3)
 
@@ -44,6 +45,15 @@ def own_cache(tmp_path, monkeypatch) -> Path:
     directory = tmp_path / "cache"
     monkeypatch.setenv(CACHE_DIRECTORY_VARIABLE, str(directory))
     return directory
+
+
+def test_a_missing_disassembler_is_a_note_with_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(doctor, "find_disassembler", lambda: None)
+    finding = check_disassembler()
+    assert finding.verdict is Verdict.NOTE
+    assert "pip install nvidia-cuda-nvdisasm" in finding.advice
+    monkeypatch.setattr(doctor, "find_disassembler", lambda: Path("/usr/bin/nvdisasm"))
+    assert check_disassembler().found == "/usr/bin/nvdisasm"
 
 
 # --- The command ---------------------------------------------------------------------------------------------------

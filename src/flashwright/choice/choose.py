@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-from flashwright.choice.lookup import forget_results, tuned_config
+from flashwright.choice.lookup import forget_results, measured_result
+from flashwright.choice.results import TunedResult
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig, KernelFamily, Occasion
 from flashwright.kernels.registry import as_config, families, family_named, family_of
@@ -15,6 +16,23 @@ from flashwright.problem.lengths import length_bucket
 from flashwright.problem.window import Window
 
 BACKWARD = "backward"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A config for a problem on a GPU, and where it comes from."""
+
+    config: KernelConfig
+    source: Literal["requested", "tuned", "shipped", "rule"]
+    """The caller, the user's tuning, results that ship with the package, or a rule of experience."""
+    gpu: GPUModel | None
+    """None: no GPU."""
+    measured: TunedResult | None = None
+    """What was measured, of a tuned or shipped choice."""
+
+    @property
+    def family(self) -> KernelFamily:
+        return family_of(self.config)
 
 
 def chosen_config(
@@ -30,11 +48,28 @@ def chosen_config(
     operation: str = "forward",
 ) -> KernelConfig:
     """The config of an operation that was requested, checked; or the default for the GPU and the problem."""
+    return choose(
+        dtype, head_dim, window, q_length, kv_length, gpu=gpu, config=config, family=family, operation=operation
+    ).config
+
+
+def choose(
+    dtype: DType,
+    head_dim: int,
+    window: Window,
+    q_length: int,
+    kv_length: int,
+    *,
+    gpu: GPUModel | None,
+    config: KernelConfig | str | None = None,
+    family: str | None = None,
+    operation: str = "forward",
+) -> Choice:
+    """The same with where the config comes from."""
     if config is None or config == "":
-        return default_config(
-            dtype, head_dim, causal=window.right is not None, q_length=q_length, kv_length=kv_length, gpu=gpu,
-            family=family, operation=operation,
-        )  # fmt: skip
+        buckets = length_bucket(q_length), length_bucket(kv_length)
+        occasion = Occasion(dtype, head_dim, window.right is not None, *buckets, gpu)
+        return _default_choice(occasion, family, operation)
     chosen: KernelConfig = as_config(config)
     if (of := family_of(chosen)).operation.name != operation:
         raise ValueError(f"config: {chosen} is of the operation {of.operation.name}, not {operation}")
@@ -44,7 +79,7 @@ def chosen_config(
         raise ValueError(f"config: {chosen} computes {chosen.dtype.name}, but q is {dtype.name}")
     if head_dim > chosen.d_head:
         raise ValueError(f"config: {chosen} computes head dimensions up to {chosen.d_head}, but q has {head_dim}")
-    return chosen
+    return Choice(chosen, "requested", gpu)
 
 
 def default_config(
@@ -63,28 +98,35 @@ def default_config(
     What was measured on such a GPU comes first: the user's own tuning and the results that ship with the package.
     """
     occasion = Occasion(dtype, head_dim, causal, length_bucket(q_length), length_bucket(kv_length), gpu)
-    return _default_config(occasion, family, operation)
+    return _default_choice(occasion, family, operation).config
 
 
 @cache
-def _default_config(occasion: Occasion, family: str | None, operation: str) -> KernelConfig:
+def _default_choice(occasion: Occasion, family: str | None, operation: str) -> Choice:
     chosen = family_named(family, operation) if family else best_family(occasion, operation)
-    return tuned_or_default(chosen, occasion)
+    return choice_of_family(chosen, occasion)
 
 
 def backward_config(occasion: Occasion, *, family: str | None = None, deterministic: bool = False) -> KernelConfig:
     """What differentiates such problems: by the family that was named for the forward, where it has a backward for
     them, and otherwise by the best. If `deterministic`, sums are added in a fixed order."""
     named = next((each for each in families(BACKWARD) if each.name == family and _computes(each, occasion)), None)
-    config: Any = _default_config(occasion, named and named.name, BACKWARD)
+    config: Any = _default_choice(occasion, named and named.name, BACKWARD).config
     chosen: KernelConfig = replace(config, ordered=True) if deterministic else config
     return chosen
 
 
 def tuned_or_default(family: KernelFamily, occasion: Occasion) -> KernelConfig:
     """The config of a family that was measured fastest for such problems, or else one that is good by experience."""
+    return choice_of_family(family, occasion).config
+
+
+def choice_of_family(family: KernelFamily, occasion: Occasion) -> Choice:
+    """The same with where the config comes from."""
     occasion = occasion.with_native_d_head(family)
-    return tuned_config(family, occasion) or untuned_config(family, occasion)
+    if (measured := measured_result(family, occasion)) is not None:
+        return Choice(measured.result.config, measured.source, occasion.gpu, measured.result)
+    return Choice(untuned_config(family, occasion), "rule", occasion.gpu)
 
 
 def best_family(occasion: Occasion, operation: str = "forward") -> KernelFamily:
@@ -112,4 +154,4 @@ def untuned_config(family: KernelFamily, occasion: Occasion) -> KernelConfig:
 def forget_choices() -> None:
     """The next call consults measured results anew."""
     forget_results()
-    _default_config.cache_clear()
+    _default_choice.cache_clear()

@@ -7,34 +7,48 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
+from typing import Literal, NamedTuple
 
 from flashwright.choice.currency import is_current, measured_at
 from flashwright.choice.database import DatabaseUnusable, TuningDatabase
 from flashwright.choice.problem import ProblemKind
 from flashwright.choice.results import TunedResult, TuningFileError, from_document
-from flashwright.kernels.family import KernelConfig, KernelFamily, Occasion
+from flashwright.kernels.family import KernelFamily, Occasion
 from flashwright.problem.lengths import LENGTH_BUCKETS
 
 Results = Mapping[tuple[str, ProblemKind], TunedResult]
 
 
-def tuned_config(family: KernelFamily, occasion: Occasion) -> KernelConfig | None:
-    """The config measured fastest for such problems, or for those with as many queries and nearly as many keys."""
+class Measured(NamedTuple):
+    """A measured result, and whose it is."""
+
+    result: TunedResult
+    source: Literal["tuned", "shipped"]
+    """The user's own tuning, or the package's files."""
+
+
+def measured_result(family: KernelFamily, occasion: Occasion) -> Measured | None:
+    """The fastest config measured for such problems, or for those with as many queries and nearly as many keys."""
     if occasion.gpu is None:
         return None
     for bucket in _nearest_first(occasion.kv_bucket):
         kind = ProblemKind(family.prefix, occasion.dtype, occasion.d_head, occasion.causal, occasion.q_bucket, bucket)
-        if (result := _best_result(occasion.gpu.name, kind)) is not None:
-            return result.config
+        if (measured := _best_result(occasion.gpu.name, kind)) is not None:
+            return measured
     return None
 
 
-def _best_result(gpu: str, kind: ProblemKind) -> TunedResult | None:
+def _best_result(gpu: str, kind: ProblemKind) -> Measured | None:
     """Of the user's result and the shipped one: that of the installed kernels, else the later, else the user's."""
-    candidates = [results[gpu, kind] for results in (_user_results(), _shipped_results()) if (gpu, kind) in results]
+    key = (gpu, kind)
+    candidates: list[Measured] = []
+    if (own := _user_results().get(key)) is not None:
+        candidates.append(Measured(own, "tuned"))
+    if (shipped := _shipped_results().get(key)) is not None:
+        candidates.append(Measured(shipped, "shipped"))
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    return max(candidates, key=lambda result: (is_current(result), measured_at(result)))  # the first of equals
+    return max(candidates, key=lambda each: (is_current(each.result), measured_at(each.result)))  # the first of equals
 
 
 def _nearest_first(bucket: str) -> list[str]:

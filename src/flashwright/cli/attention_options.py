@@ -8,6 +8,7 @@ import typer
 
 from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.problem.options import AttentionOptions
+from flashwright.workbench.sample import Sample
 
 CausalOption = Annotated[bool, typer.Option("--causal", help="A row attends to no later key.")]
 WindowOption = Annotated[
@@ -23,6 +24,22 @@ KvHeadsOption = Annotated[
 KeysOption = Annotated[
     int | None, typer.Option(min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as of q")
 ]
+# Of problems that are simulated to be looked at; their sizes follow from the config unless given.
+SampleHeadsOption = Annotated[
+    int | None, typer.Option(min=1, help="Heads of q.", show_default="2 per head of k and v, if those are given")
+]
+SampleKvHeadsOption = Annotated[
+    int | None, typer.Option(min=1, help="Heads of k and v; fewer than q has: grouped heads.")
+]
+SampleKeysOption = Annotated[
+    int | None, typer.Option(min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as are looked at")
+]
+
+
+def sample_of(
+    causal: bool, window: str | None, softcap: float, heads: int | None, kv_heads: int | None, keys: int | None
+) -> Sample:
+    return Sample(attention_options(causal, window, softcap), heads, kv_heads, keys)
 
 
 def attention_options(causal: bool, window: str | None, softcap: float) -> AttentionOptions:

@@ -152,7 +152,7 @@ def bench(
     if pictures and result.cells:
         _save_figures(result, pictures)
     if as_json:
-        print_json(result.to_dict())
+        print_json(result.to_dict(), "bench")
     else:
         _print_result(table_console(), result)
     if not stored:

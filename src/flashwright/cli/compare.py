@@ -7,6 +7,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from flashwright.cli.attention_options import (
+    CausalOption,
+    SampleHeadsOption,
+    SampleKeysOption,
+    SampleKvHeadsOption,
+    SoftcapOption,
+    WindowOption,
+    sample_of,
+)
 from flashwright.cli.explain import ArchOption, ConfigArgument, HtmlOption, check_html_place
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import OLDEST, KernelConfig
@@ -23,19 +32,26 @@ def compare(
     arch: ArchOption = OLDEST,
     html: HtmlOption = None,
     differing: Annotated[bool, typer.Option("--differing", help="Show only the facts that differ.")] = False,
+    causal: CausalOption = False,
+    window: WindowOption = None,
+    softcap: SoftcapOption = 0.0,
+    heads: SampleHeadsOption = None,
+    kv_heads: SampleKvHeadsOption = None,
+    keys: SampleKeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Report how two configs differ in all that `explain` knows."""
     check_html_place(html)
+    sample = sample_of(causal, window, softcap, heads, kv_heads, keys)
     configs = (parse_config(first), parse_config(second))
     for config in configs:
         tile_shapes(config)
     target = _common_target(configs, arch)
-    comparison = compare_facts(*(explain_config(config, target, turning=()) for config in configs))
+    comparison = compare_facts(*(explain_config(config, target, turning=(), sample=sample) for config in configs))
     if html is not None:
         html.write_text(comparison_page(comparison), "utf-8")
     if as_json:
-        print_json(comparison.to_dict())
+        print_json(comparison.to_dict(), "compare")
     elif html is not None:
         table_console().print(f"wrote {html}", highlight=False, soft_wrap=True)
     else:
@@ -51,7 +67,7 @@ def _print_comparison(comparison: Comparison, *, only_differing: bool) -> None:
     console = table_console()
     for name, facts in zip(("first", "second"), comparison.facts, strict=True):
         console.print(f"[bold]{name}[/]  {facts.config}", highlight=False, soft_wrap=True)
-    console.print(f"{comparison.differing} facts differ on {comparison.facts[0].arch}", highlight=False)
+    console.print(f"{comparison.differing} facts differ on {comparison.facts[0].target}", highlight=False)
     for section in comparison.sections:
         table = _table(section, only_differing)
         if table.row_count:

@@ -18,7 +18,7 @@ def doctor(as_json: JsonOption = False) -> None:
     findings = examine(progress=not as_json)
     healthy = works(findings)
     if as_json:
-        print_json({"works": healthy, "findings": [finding.to_dict() for finding in findings]})
+        print_json({"works": healthy, "findings": [finding.to_dict() for finding in findings]}, "doctor")
     else:
         console = table_console()
         for finding in findings:

@@ -9,11 +9,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flashwright.cli.attention_options import (
+    CausalOption,
+    SampleHeadsOption,
+    SampleKeysOption,
+    SampleKvHeadsOption,
+    SoftcapOption,
+    WindowOption,
+    sample_of,
+)
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import OLDEST
 from flashwright.kernels.registry import family_of, is_judged_by_filter, parse_config, tile_shapes
 from flashwright.workbench.explain.facts import ConfigFacts, Neighbour, UnbuiltFacts
 from flashwright.workbench.explain.gather import explain_config, unbuilt_facts
+from flashwright.workbench.explain.knob_pages import knob_links, knob_pages
 from flashwright.workbench.explain.page import config_page, unbuilt_page
 from flashwright.workbench.explain.report import (
     EFFECT_NAMES,
@@ -51,13 +61,21 @@ def explain(
     arch: ArchOption = OLDEST,
     html: HtmlOption = None,
     neighbours: Annotated[bool, typer.Option(help="Also compile and simulate every config one knob away.")] = True,
+    causal: CausalOption = False,
+    window: WindowOption = None,
+    softcap: SoftcapOption = 0.0,
+    heads: SampleHeadsOption = None,
+    kv_heads: SampleKvHeadsOption = None,
+    keys: SampleKeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Report all there is to know about a config: registers, shared memory, occupancy, instructions, conflicts.
 
-    Of a config that the filter rejects and no kernel can be built from: its knobs, and the rule.
+    The kernel is that of a full mask unless options say otherwise. A mask's kernel is looked at in steps that no edge
+    of the mask cuts. Of a config that the filter rejects and no kernel can be built from: its knobs, and the rule.
     """
     check_html_place(html)
+    sample = sample_of(causal, window, softcap, heads, kv_heads, keys)
     parsed = parse_config(config)
     target = family_of(parsed).target(arch)
     facts: ConfigFacts | UnbuiltFacts
@@ -68,11 +86,12 @@ def explain(
             raise
         facts = unbuilt_facts(parsed, str(problem))
     else:
-        facts = explain_config(parsed, target, turning=None if neighbours else ())
+        facts = explain_config(parsed, target, turning=None if neighbours else (), sample=sample)
     if html is not None:
-        html.write_text(config_page(facts) if isinstance(facts, ConfigFacts) else unbuilt_page(facts), "utf-8")
+        links = knob_links(parsed, html.parent)
+        html.write_text(config_page(facts, links) if isinstance(facts, ConfigFacts) else unbuilt_page(facts), "utf-8")
     if as_json:
-        print_json(facts.to_dict())
+        print_json(facts.to_dict(), "explain")
     elif html is not None:
         table_console().print(f"wrote {html}", highlight=False, soft_wrap=True)
     elif isinstance(facts, ConfigFacts):
@@ -91,11 +110,14 @@ def check_html_place(html: Path | None) -> None:
 
 def _print_facts(facts: ConfigFacts) -> None:
     console = table_console()
-    console.print(f"[bold]{facts.config}[/]  {facts.family} family, {facts.arch}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]{facts.config}[/]  {facts.family} family, {facts.target}", highlight=False, soft_wrap=True)
     for section in sections(facts):
         _print_section(console, section)
     if facts.neighbours:
         _print_neighbours(console, facts)
+    if pages := knob_pages(parse_config(facts.config)):
+        folder = next(iter(pages.values())).parent
+        console.print(f"A page on each knob: {folder}", highlight=False, soft_wrap=True)
 
 
 def _print_unbuilt(facts: UnbuiltFacts) -> None:

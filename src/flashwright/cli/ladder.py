@@ -9,6 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flashwright.cli.attention_options import (
+    CausalOption,
+    SampleHeadsOption,
+    SampleKeysOption,
+    SampleKvHeadsOption,
+    SoftcapOption,
+    WindowOption,
+    sample_of,
+)
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import FORWARD
@@ -27,6 +36,7 @@ from flashwright.workbench.ladder import (
     write_ladder,
 )
 from flashwright.workbench.ladder_plot import ladder_figure
+from flashwright.workbench.sample import PLAIN_SAMPLE
 
 MIN_COLUMNS_FOR_CONFIGS = 150
 STATIC_COLUMNS = (
@@ -53,6 +63,12 @@ def ladder(
         int | None,
         typer.Option(help="Head dimension, of those that the family has a kernel for.", show_default="128"),
     ] = None,
+    causal: CausalOption = False,
+    window: WindowOption = None,
+    softcap: SoftcapOption = 0.0,
+    heads: SampleHeadsOption = None,
+    kv_heads: SampleKvHeadsOption = None,
+    keys: SampleKeysOption = None,
     output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the ladder to a .png or .svg file, or both into a directory.")
@@ -62,25 +78,28 @@ def ladder(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile, simulate and check every rung from the plainest kernel to the fastest; time them on a GPU."""
+    """Compile, simulate and check every rung from the plainest kernel to the fastest; time them on a GPU.
+
+    On a GPU, rungs are timed under a full or a causal mask; with other options they are simulated alone.
+    """
+    sample = sample_of(causal, window, softcap, heads, kv_heads, keys)
     pictures = plot_files(plot, "ladder") if plot else []
     if output:
         check_destination(output)
     if stored:
-        if any(option is not None for option in (operation, family, dtype, d_head, output)):
-            raise ValueError(
-                "--from shows a stored result as it is; --operation, --family, --dtype, --d-head and --output do not "
-                "go with it"
-            )
+        if sample != PLAIN_SAMPLE or any(option is not None for option in (operation, family, dtype, d_head, output)):
+            raise ValueError("--from shows a stored result as it is; options of a climb and --output do not go with it")
         result = read_ladder(stored)
     else:
-        result = climb(DType.parse(dtype or "BF16"), d_head, family=family, operation=operation or FORWARD)
+        result = climb(
+            DType.parse(dtype or "BF16"), d_head, family=family, operation=operation or FORWARD, sample=sample
+        )
     if output:
         write_ladder(output, result)
     if pictures:
         save_figure(ladder_figure(result), pictures)
     if as_json:
-        print_json(result.to_dict())
+        print_json(result.to_dict(), "ladder")
     else:
         _print_ladder(table_console(), result)
     if result.wrong:
@@ -158,7 +177,8 @@ def _timed_facts(ladder: Ladder) -> list[list[str]]:
 def _ladder_caption(ladder: Ladder, *, simulated: bool, timed: bool) -> str:
     texts = []
     if simulated:
-        texts.append(f"Simulated: {SIMULATED_HEADS} heads, {SIMULATED_ROWS} rows, checked against float64.")
+        heads, _ = ladder.sample.head_counts(SIMULATED_HEADS)
+        texts.append(f"Simulated: {heads} heads, {SIMULATED_ROWS} rows, checked against float64.")
     if timed:
         shape, gpu = TIMED_SHAPE, ladder.environment.get("gpu") or "a GPU"
         texts.append(

@@ -20,5 +20,11 @@ def table_console() -> Console:
     return console if console.is_terminal else Console(width=FILE_COLUMNS)
 
 
-def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+FORMAT_VERSIONS = {"bench": 2}
+"""Of what commands print as JSON; that of a command that is not listed is 1. docs/json.md describes them."""
+
+
+def print_json(document: dict[str, Any], command: str) -> None:
+    """Prints what a command found, with its schema: the command, and the version of its format."""
+    schema = f"{command}/{FORMAT_VERSIONS.get(command, 1)}"
+    print(json.dumps({"schema": schema, **document}, indent=2, ensure_ascii=False))

@@ -135,7 +135,7 @@ def simulate(
                 check_hazards=checks, progress=progress, **limits,
             )  # fmt: skip
     if as_json:
-        print_json(result.to_dict())
+        print_json(result.to_dict(), "simulate")
     else:
         print(result.report())
 

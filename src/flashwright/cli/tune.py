@@ -127,7 +127,7 @@ def tune_command(
         Console(stderr=True).print(f"interrupted{hint}", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        print_json({"searches": [report.to_dict() for report in reports]})
+        print_json({"searches": [report.to_dict() for report in reports]}, "tune")
 
 
 def _family_in_use(machine: Machine | None, length: int, d_head: int, operation: str) -> str:
@@ -248,7 +248,7 @@ def show(
         document = to_document(results)
         for each, result in zip(document["results"], results, strict=True):
             each["kernels"] = currency(result).value
-        print_json(document)
+        print_json(document, "tune-show")
     elif results:
         table_console().print(_results_table(results))
     else:

@@ -51,7 +51,8 @@ def warm_up(
                     {"config": str(kernel.config), "arch": kernel.arch, "from_cache": kernel.program.from_cache}
                     for kernel in kernels
                 ]
-            }
+            },
+            "warm-up",
         )
         return
     fresh = sum(not kernel.program.from_cache for kernel in kernels)

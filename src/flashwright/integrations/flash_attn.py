@@ -54,7 +54,7 @@ def flash_attn_func(
         q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap, return_lse=return_attn_probs,
         deterministic=deterministic,
     )  # fmt: skip
-    out, lse = result if return_attn_probs else (result, None)
+    out, lse = result if isinstance(result, tuple) else (result, None)
     out = out.transpose(1, 2)
     if head_dim != out.shape[-1]:
         out = out[..., :head_dim]

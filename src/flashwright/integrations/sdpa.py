@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from flashwright.attention import attention
+from flashwright.attention import Causal, attention
 from flashwright.integrations import warn_once
 from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
 
@@ -37,7 +37,7 @@ def scaled_dot_product_attention(
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    causal = "top-left" if is_causal else False
+    causal: Causal = "top-left" if is_causal else False
     if query.dim() == 4:
         return attention(query, key, value, causal=causal, scale=scale)
     heads = (x.unsqueeze(0) for x in (query, key, value))

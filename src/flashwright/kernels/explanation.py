@@ -134,6 +134,10 @@ class TracedWarp:
     """Names of `Kind`."""
     steps_before_loop: int = 0
     """KV steps outside of the loop, in front of it."""
+    last_key_first: bool = False
+    """Whether the first KV step visits the last keys."""
+    has_masked_steps: bool = True
+    """Whether the loop also has the steps that an edge of a mask cuts; otherwise they are outside of it."""
 
 
 # --- Pictures that not every kernel has ------------------------------------------------------------------------
@@ -215,6 +219,8 @@ class Explanation:
 
     knobs: Callable[[Any], tuple[Knob, ...]] = plain_knobs
     """Every field of the config, with what its value does."""
+    knob_pages: str | None = None
+    """The folder of the source tree with a page `NAME.md` on each knob; None: there are none."""
     knobs_to_turn: tuple[str, ...] = ()
     neighbours: Callable[[Any], Iterator[tuple[str, dict[str, Any]]]] = lambda config: iter(())
     """Each change of one knob worth examining: in words, and as fields for `dataclasses.replace`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -37,6 +37,19 @@ class KernelSource:
 
     def __repr__(self) -> str:
         return f"<KernelSource {self.file_name}: {self.name_expression}, {len(self.headers)} headers>"
+
+    def edited(self, header: str, old: str, new: str) -> KernelSource:
+        """The same with some lines of a header replaced, to see what they are for.
+
+        Raises `ValueError` unless the header has the old text exactly once.
+        """
+        headers = dict(self.headers)
+        if header not in headers:
+            raise ValueError(f"header: {header!r} is not known; allowed: {', '.join(headers)}")
+        if (found := headers[header].count(old)) != 1:
+            raise ValueError(f"{header} has the text {old!r} {found} times; an edit needs it once")
+        headers[header] = headers[header].replace(old, new)
+        return replace(self, headers=tuple(headers.items()))
 
     def digest(self) -> str:
         """A short hash of all that the compiler reads of it: headers that are not included are no part of it."""

@@ -16,5 +16,12 @@ class Window(NamedTuple):
     right: int | None = None
     bottom_right: bool = True
 
+    def keys_of(self, row: int, q_length: int, kv_length: int) -> tuple[int, int]:
+        """The first and the last key that a row attends to; of none, the last is before the first."""
+        position = row + (kv_length - q_length if self.bottom_right else 0)
+        first = 0 if self.left is None else max(0, position - self.left)
+        last = kv_length - 1 if self.right is None else min(position + self.right, kv_length - 1)
+        return first, last
+
 
 FULL = Window()

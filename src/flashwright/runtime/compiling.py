@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
@@ -13,8 +13,11 @@ from flashwright.compiler.nvrtc import compile_source
 from flashwright.compiler.program_cache import ProgramCache
 from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.registry import as_config, family_of
+from flashwright.kernels.source import KernelSource
 from flashwright.problem.variant import PLAIN, AttentionVariant
 from flashwright.runtime.progress import progress_bar
+
+Edit = Callable[[KernelSource], KernelSource]
 
 
 def compile_kernel(
@@ -22,15 +25,19 @@ def compile_kernel(
     arch: str = OLDEST,
     variant: AttentionVariant = PLAIN,
     *,
+    edit: Edit | None = None,
     cache: ProgramCache | None = None,
 ) -> Kernel[Any]:
     """The kernel of a config of any family, by default for the oldest architecture that runs it.
 
+    `edit` changes its source before it is compiled: `lambda source: source.edited(header, old, new)`.
     Raises `ValueError` for an invalid config, `CompileError` for broken code."""
     known = as_config(config)
     family = family_of(known)
     shapes = family.shapes(known)
     source = family.source(known, variant)
+    if edit is not None:
+        source = edit(source)
     return Kernel(
         config=known,
         variant=variant,

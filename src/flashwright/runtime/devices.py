@@ -41,6 +41,15 @@ def gpu_model(device_index: int) -> GPUModel:
     return GPUModel(properties.name, (properties.major, properties.minor), properties.shared_memory_per_multiprocessor)
 
 
+def this_gpu() -> GPUModel:
+    """The current GPU of this machine; raises `GPUError` where there is none that the kernels run on."""
+    if not gpu_available():
+        raise GPUError("there is no GPU here to choose a kernel for; name one, e.g. 'h200' or 'sm_90'")
+    import torch
+
+    return gpu_model(torch.cuda.current_device())
+
+
 @cache
 def multiprocessors(device_index: int) -> int:
     import torch

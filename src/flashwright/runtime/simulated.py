@@ -20,7 +20,7 @@ from flashwright.kernels.tensors import DeviceTensor
 from flashwright.problem.dtypes import NUMPY_DTYPES
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import FULL, Window
-from flashwright.runtime.compiling import compile_companion, compile_kernel
+from flashwright.runtime.compiling import Edit, compile_companion, compile_kernel
 
 if TYPE_CHECKING:
     from flashwright.simulator.findings import HazardChecks
@@ -53,12 +53,13 @@ def simulate_forward(
     starts: tuple[np.ndarray, np.ndarray] | None = None,
     max_lengths: tuple[int, int] = (0, 0),
     arch: str = OLDEST,
+    edit: Edit | None = None,
     check_hazards: HazardChecks = True,
     **launch_options: Any,
 ) -> ForwardSimulation:
     """What `run_forward` computes, of (batch, heads, rows, head_dim) arrays. `starts` are cu_seqlens of q and k.
 
-    `options` may stand for `scale`, `window` and `softcap`.
+    `options` may stand for `scale`, `window` and `softcap`. `edit` changes the kernel's source before it is compiled.
     """
     from flashwright.simulator.gpu import SimulatedGPU
 
@@ -81,7 +82,7 @@ def simulate_forward(
         packed=packed,
     )
 
-    kernel = compile_kernel(config, arch, launch.variant)
+    kernel = compile_kernel(config, arch, launch.variant, edit=edit)
     run = gpu.load(kernel.ptx).launch(
         kernel.name,
         grid=launch.grid,

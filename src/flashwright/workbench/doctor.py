@@ -30,6 +30,7 @@ from flashwright.kernels.source import KernelSource
 from flashwright.runtime.devices import OLDEST_COMPUTE_CAPABILITY
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench import environment
+from flashwright.workbench.explain.disassembly import find_disassembler
 
 OLDEST_PYTHON = (3, 10)
 LITTLE_DISK_BYTES = 1024**3
@@ -70,6 +71,7 @@ def examine(*, progress: bool = True) -> list[Finding]:
         "flashwright": check_flashwright,
         "CUDA bindings": check_bindings,
         "NVRTC": check_nvrtc,
+        "disassembler": check_disassembler,
         "driver": check_driver,
         "GPU": check_gpu,
         "PyTorch": check_torch,
@@ -135,6 +137,15 @@ def check_nvrtc() -> Finding:
     return Finding(
         "NVRTC", Verdict.OK, f"{facts['version']} ({source}); compiles a small kernel in {seconds:.2f} s", facts=facts
     )
+
+
+def check_disassembler() -> Finding:
+    tool = find_disassembler()
+    facts = {"path": None if tool is None else str(tool)}
+    if tool is None:
+        advice = "only for machine code in `flashwright explain` and `compare`: pip install nvidia-cuda-nvdisasm"
+        return Finding("disassembler", Verdict.NOTE, "no nvdisasm (optional)", advice, facts)
+    return Finding("disassembler", Verdict.OK, str(tool), facts=facts)
 
 
 def check_transformers() -> Finding:

@@ -15,6 +15,7 @@ from flashwright.kernels.ladder import LadderRung
 from flashwright.kernels.registry import families, family_named, family_of, parse_config
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import FORWARD, OPERATIONS, operation_flops
+from flashwright.problem.options import AttentionOptions
 from flashwright.problem.reference import TOLERANCE
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.devices import gpu_available
@@ -23,10 +24,12 @@ from flashwright.simulation.config import simulate_config
 from flashwright.workbench.bench.result_files import parsed_entries, read_document, write_document
 from flashwright.workbench.environment import environment_record
 from flashwright.workbench.kernel_calls import kernel_calls
+from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, kv_steps
 
 SIMULATED_ROWS = 256
 SIMULATED_HEADS = 2
 USUAL_D_HEAD = 128
+CAUSAL_SAMPLE = Sample(AttentionOptions.of(causal=True))
 TIMED_SHAPE = {"batch": 4, "heads": 16, "rows": 4096}
 """16k tokens of hidden size 2048 at d_head 128."""
 
@@ -112,6 +115,8 @@ class Ladder:
 
     rungs: tuple[RungResult, ...]
     environment: Mapping[str, Any] = field(default_factory=dict)
+    sample: Sample = PLAIN_SAMPLE
+    """What every rung was compiled for and simulated on."""
 
     @property
     def timed(self) -> bool:
@@ -128,9 +133,11 @@ class Ladder:
         """With the family's name, unless it is the one whose short forms have none."""
         family = family_of(self.rungs[0].rung.config)
         if family is families()[0]:
-            return "The ladder"
-        operation = "" if family.operation.name == FORWARD else f" {family.operation.name}"
-        return f"The {family.title}{operation} ladder"
+            name = "The ladder"
+        else:
+            operation = "" if family.operation.name == FORWARD else f" {family.operation.name}"
+            name = f"The {family.title}{operation} ladder"
+        return f"{name}: {self.sample}" if str(self.sample) else name
 
     @property
     def peers(self) -> list[str]:
@@ -153,7 +160,12 @@ class Ladder:
         if self.timed:
             for rung, gain in zip(rungs, self.gains, strict=True):
                 rung["gain_over_previous"] = gain
-        return {"environment": dict(self.environment), "timed_shape": TIMED_SHAPE, "rungs": rungs}
+        return {
+            "environment": dict(self.environment),
+            "timed_shape": TIMED_SHAPE,
+            "sample": self.sample.to_dict(),
+            "rungs": rungs,
+        }
 
 
 def write_ladder(path: Path, ladder: Ladder) -> None:
@@ -163,7 +175,8 @@ def write_ladder(path: Path, ladder: Ladder) -> None:
 def read_ladder(path: Path) -> Ladder:
     document = read_document(path, holding="rungs", made_by="flashwright ladder")
     rungs = parsed_entries(path, document, "rungs", RungResult.from_dict)
-    return Ladder(tuple(rungs), document.get("environment", {}))
+    sample = Sample.from_dict(document["sample"]) if "sample" in document else PLAIN_SAMPLE
+    return Ladder(tuple(rungs), document.get("environment", {}), sample)
 
 
 def climbable_families(operation: str = FORWARD) -> tuple[str, ...]:
@@ -189,9 +202,12 @@ def climb(
     *,
     family: str | None = None,
     operation: str = FORWARD,
+    sample: Sample = PLAIN_SAMPLE,
     progress: bool = True,
 ) -> Ladder:
     """Compiles, simulates and, on a GPU of the family, times every rung.
+
+    Rungs are timed under a full or a causal mask, which the peers compute too; other samples are simulated alone.
 
     The first family and a head dimension of 128, or the largest of a family without, unless others are given.
     """
@@ -202,21 +218,22 @@ def climb(
     described = family_named(family, operation)
     rungs = ladder.rungs(dtype, _usual_d_head(described) if d_head is None else d_head)
     configs = [rung.config for rung in rungs]
-    kernels = {arch: compile_many(configs, arch, progress=progress) for arch in ladder.architectures}
+    variant = sample.variant(configs[0])
+    kernels = {arch: compile_many(configs, arch, variant, progress=progress) for arch in ladder.architectures}
     with progress_bar("simulating", len(rungs), enabled=progress) as advance:
         simulations = []
         for config in configs:
-            simulations.append(_simulate(config))
+            simulations.append(_simulate(config, sample))
             advance()
-    timed = gpu_available() and described.runs_on(_this_arch())
-    timings = _time_all(configs, ladder.peers, progress=progress) if timed else [None] * len(rungs)
+    timed = sample in (PLAIN_SAMPLE, CAUSAL_SAMPLE) and gpu_available() and described.runs_on(_this_arch())
+    timings = _time_all(configs, ladder.peers, sample, progress=progress) if timed else [None] * len(rungs)
     results = [
         RungResult(
             rung, {arch: Compiled.of(kernels[arch][i]) for arch in ladder.architectures}, simulations[i], timings[i]
         )
         for i, rung in enumerate(rungs)
     ]
-    return Ladder(tuple(results), environment_record())
+    return Ladder(tuple(results), environment_record(), sample)
 
 
 def _usual_d_head(family: KernelFamily) -> int:
@@ -224,11 +241,15 @@ def _usual_d_head(family: KernelFamily) -> int:
     return USUAL_D_HEAD if USUAL_D_HEAD in d_heads else d_heads[-1]
 
 
-def _simulate(config: KernelConfig) -> Simulated:
-    simulation = simulate_config(config, heads=SIMULATED_HEADS, rows=SIMULATED_ROWS)
+def _simulate(config: KernelConfig, sample: Sample) -> Simulated:
+    heads, kv_heads = sample.head_counts(SIMULATED_HEADS)
+    keys = SIMULATED_ROWS if sample.keys is None else sample.keys
+    options = sample.options
+    simulation = simulate_config(
+        config, heads=heads, rows=SIMULATED_ROWS, kv_heads=kv_heads, keys=keys, options=options
+    )
     counters = simulation.run.counters
-    q_blocks, kv_blocks = -(-SIMULATED_ROWS // config.B_r), -(-SIMULATED_ROWS // config.B_c)
-    steps_of_warps = q_blocks * kv_blocks * SIMULATED_HEADS * config.n_warps
+    steps_of_warps = config.n_warps * heads * kv_steps(config, options, SIMULATED_ROWS, keys)
     return Simulated(
         instructions=counters.executed,
         instructions_per_kv_step=counters.executed / steps_of_warps,
@@ -245,7 +266,7 @@ def _this_arch() -> str:
     return f"sm_{major}{minor}"
 
 
-def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], *, progress: bool) -> list[Timed]:
+def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], sample: Sample, *, progress: bool) -> list[Timed]:
     import torch
 
     from flashwright.workbench.bench.peers import PEERS, Inputs
@@ -259,14 +280,15 @@ def _time_all(configs: list[KernelConfig], peers: tuple[str, ...], *, progress: 
     q, k, v = (
         torch.randn(batch, rows, heads, first.d_head, dtype=dtype, device="cuda").transpose(1, 2) for _ in range(3)
     )
-    flops = operation_flops(operation, batch, heads, rows, rows, first.d_head)
-    inputs = Inputs(q, k, v, causal=False)
+    causal = sample == CAUSAL_SAMPLE
+    flops = operation_flops(operation, batch, heads, rows, rows, first.d_head) / (2 if causal else 1)
+    inputs = Inputs(q, k, v, causal=causal)
     if operation != FORWARD:
         inputs = with_gradients(inputs, operation)
     candidates: dict[Any, Callable[[], Any]] = {
         name: prepare_operation(PEERS[name].prepare, inputs).run for name in peers
     }
-    run = kernel_calls(operation, q, k, v, inputs.do)
+    run = kernel_calls(operation, q, k, v, inputs.do, window=sample.options.window)
     candidates |= {config: run(config) for config in configs}
     with progress_bar("timing", 1, enabled=progress) as advance:
         times = gpu_times_ms(candidates)

@@ -51,7 +51,7 @@ def test_json_lists_every_row_with_both_values(flashwright):
     code, out, _ = flashwright("compare", EAGER, LATE, "--json")
     assert code == 0
     document = json.loads(out)
-    assert document.keys() == {"configs", "arch", "differing", "sections"}
+    assert document.keys() == {"schema", "configs", "arch", "sample", "differing", "sections"}
     assert document["configs"] == [EAGER, LATE]
     rows = [row for section in document["sections"] for row in section["rows"]]
     assert all(row.keys() == {"name", "values", "notes", "differs"} for row in rows)

@@ -35,15 +35,16 @@ def code_orders(
     if in_ptx is None:
         return ()
     try:
-        in_machine_code = tuple(_machine_code_orders(kernel.config, architectures, turning))
+        in_machine_code = tuple(_machine_code_orders(kernel, architectures, turning))
     except DisassemblyError:  # the facts about the loop quote it
         in_machine_code = ()
     return (CodeOrder("PTX", False, in_ptx), *in_machine_code)
 
 
 def _machine_code_orders(
-    config: KernelConfig, architectures: Sequence[str], turning: Collection[str] | None
+    own: Kernel[Any], architectures: Sequence[str], turning: Collection[str] | None
 ) -> Iterator[CodeOrder]:
+    config = own.config
     turned: dict[str, KernelConfig] = {"": config}
     for knob in explanation_of(config).assembler_knobs:
         if turning is not None and knob not in turning:
@@ -52,7 +53,7 @@ def _machine_code_orders(
         turned[f", {knob} {'on' if value else 'off'}"] = replace(config, **{knob: value})
     for arch in architectures:
         for label, each in turned.items():
-            kernel = compile_kernel(each, arch)
+            kernel = compile_kernel(each, arch, own.variant)
             try:
                 order = machine_code_order(kernel)
             except ValueError:  # the facts about the loop quote it

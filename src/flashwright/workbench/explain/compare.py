@@ -43,6 +43,7 @@ class Comparison:
         return {
             "configs": [facts.config for facts in self.facts],
             "arch": self.facts[0].arch,
+            "sample": self.facts[0].sample.to_dict(),
             "differing": self.differing,
             "sections": [
                 {

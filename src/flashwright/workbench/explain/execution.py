@@ -13,6 +13,8 @@ from flashwright.kernels.explanation import SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of
 from flashwright.problem.dtypes import NUMPY_DTYPES
+from flashwright.problem.flops import FORWARD
+from flashwright.problem.options import AttentionOptions
 from flashwright.simulation.config import simulate_config_on
 from flashwright.simulator.access_patterns import global_cost, shared_cost
 from flashwright.simulator.run import Run
@@ -21,6 +23,7 @@ from flashwright.workbench.explain.explanations import counted_warp, explanation
 from flashwright.workbench.explain.facts import SharedTraffic, Simulation, StepCounts
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.loop import Loop, ptx_loop
+from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, visited_blocks
 
 STEADY_ITERATION = 1
 """The loop's second iteration: its copies and products are those of all that follow. Softmax may still rescale."""
@@ -38,19 +41,40 @@ class Execution:
     kv_rows: int
     row_stride_bytes: int
     relative_error: float
+    steady: int = STEADY_ITERATION
+    """The iteration whose instructions are counted; no edge of a mask cuts its block."""
+    steps_before_loop: int = 0
 
 
-def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None) -> Execution:
-    """Runs a warp's loop that many times on random inputs of one head and one tile; by default, that of the warp whose
-    instructions are counted."""
+class TooFewSteps(ValueError):
+    """A sample has fewer steps free of a mask's edges than are looked at."""
+
+
+def execute(
+    kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None, sample: Sample = PLAIN_SAMPLE
+) -> Execution:
+    """Runs a warp's loop that many times, and the steps that a mask cuts besides, on random inputs of one tile; by
+    default, the loop of the warp whose instructions are counted.
+
+    Raises `TooFewSteps` if the sample's window or keys leave fewer."""
     config = kernel.config
     warp = warp or counted_warp(config)
-    steps = family_of(config).operation.steps
-    blocks = {steps.tile: 1, steps.step: iterations + warp.steps_before_loop}
-    q_rows, kv_rows = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c
-    q, k, v = _inputs(config, q_rows, kv_rows)
+    operation = family_of(config).operation
+    if operation.name == FORWARD:
+        q_rows = config.B_r
+        kv_rows = sample.keys or _enough_keys(config, sample.options, iterations + warp.steps_before_loop)
+        cut_first = _steps_cut_first(config, sample, kv_rows, iterations, warp)
+    elif sample == PLAIN_SAMPLE:
+        blocks = {operation.steps.tile: 1, operation.steps.step: iterations + warp.steps_before_loop}
+        q_rows, kv_rows, cut_first = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c, 0
+    else:
+        raise TooFewSteps(f"of {operation.name} kernels, steps are counted under a full mask alone")
+    steady = STEADY_ITERATION
+    if warp.has_masked_steps:
+        steady = max(steady, cut_first - warp.steps_before_loop)
+    q, k, v = _inputs(config, q_rows, kv_rows, sample)
     simulation = simulate_config_on(
-        config, (q, k, v), arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number)
+        config, (q, k, v), options=sample.options, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number)
     )
     trace = simulation.run.trace
     assert trace is not None
@@ -63,16 +87,38 @@ def execute(kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None
         kv_rows=kv_rows,
         row_stride_bytes=k.strides[2],
         relative_error=simulation.relative_error,
+        steady=steady,
+        steps_before_loop=warp.steps_before_loop if warp.has_masked_steps else max(warp.steps_before_loop, cut_first),
     )
 
 
-def _inputs(config: KernelConfig, q_rows: int, kv_rows: int) -> list[np.ndarray]:
-    """Standard normal q, k, v of one head, whose rows are as far apart as the config requires."""
+def _enough_keys(config: KernelConfig, options: AttentionOptions, steps: int) -> int:
+    """Whole blocks: so many, and those in which the window's right edge cuts."""
+    right = options.window.right
+    cut_right = 0 if right is None else -(-max(0, config.B_r - 1 - right) // config.B_c)
+    return (steps + cut_right) * config.B_c
+
+
+def _steps_cut_first(config: KernelConfig, sample: Sample, keys: int, iterations: int, warp: TracedWarp) -> int:
+    """Steps of a tile of queries, from its first, that an edge of the mask cuts."""
+    visited = visited_blocks(config, sample.options, config.B_r, keys)
+    if visited.plain < iterations:
+        raise TooFewSteps(
+            f"{config.B_r} rows visit {visited.count} blocks of {config.B_c} keys, of which an edge of the mask cuts "
+            f"{visited.count - visited.plain}; counts need {iterations} that none cuts: a wider window, more keys, or "
+            "smaller blocks"
+        )
+    return visited.cut_right if warp.last_key_first else visited.cut_left
+
+
+def _inputs(config: KernelConfig, q_rows: int, kv_rows: int, sample: Sample) -> list[np.ndarray]:
+    """Standard normal q, k, v whose rows are as far apart as the config requires."""
     generator = np.random.default_rng(0)
     stride = explanation_of(config).row_stride(config)
+    heads, kv_heads = sample.head_counts(1)
     return [
-        generator.standard_normal((1, 1, rows, stride)).astype(NUMPY_DTYPES[config.dtype])[..., : config.d_head]
-        for rows in (q_rows, kv_rows, kv_rows)
+        generator.standard_normal((1, n, rows, stride)).astype(NUMPY_DTYPES[config.dtype])[..., : config.d_head]
+        for n, rows in ((heads, q_rows), (kv_heads, kv_rows), (kv_heads, kv_rows))
     ]
 
 
@@ -100,7 +146,7 @@ def simulation_facts(execution: Execution, shared: SharedMap) -> Simulation:
 
 def step_counts(execution: Execution, shared: SharedMap) -> StepCounts:
     """What the traced warp did in one steady iteration of the loop."""
-    first, end = execution.iterations[STEADY_ITERATION]
+    first, end = execution.iterations[execution.steady]
     entries = execution.trace[first:end]
     accesses: Counter[tuple[str, str]] = Counter()
     wavefronts: Counter[tuple[str, str]] = Counter()

@@ -21,6 +21,7 @@ from flashwright.kernels.explanation import (
 )
 from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.order import CodeOrder
+from flashwright.workbench.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,8 @@ class ConfigFacts:
     config: str
     family: str
     arch: str
+    sample: Sample
+    """What the kernel was compiled for and simulated on, beside the config."""
     kernel: str
     knobs: tuple[Knob, ...]
     shapes: tuple[Shape, ...]
@@ -291,13 +294,18 @@ class ConfigFacts:
     """What the kernel's loop goes over, as in "KV step"."""
 
     @property
+    def target(self) -> str:
+        """What the kernel is compiled for: the architecture and, where it is not the plainest, the problem."""
+        return f"{self.arch}, {self.sample}" if str(self.sample) else self.arch
+
+    @property
     def timeline(self) -> Timeline | None:
         """Of the warp whose steps are counted."""
         return self.timelines[0] if self.timelines else None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON, with the sums that properties give."""
-        document = asdict(self)
+        document = asdict(self) | {"sample": self.sample.to_dict()}
         document["shared"]["limit_bytes"] = document.pop("shared_limit_bytes")
         document["registers"]["planned"] = self.registers.planned
         for phase, values in zip(self.registers.phases, document["registers"]["phases"], strict=True):

@@ -17,7 +17,14 @@ from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.explain.code_orders import code_orders, order_architectures
 from flashwright.workbench.explain.core_matrices import core_matrix_facts
 from flashwright.workbench.explain.disassembly import DisassemblyError, disassemble
-from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution, execute, simulation_facts, step_counts
+from flashwright.workbench.explain.execution import (
+    STEADY_ITERATION,
+    Execution,
+    TooFewSteps,
+    execute,
+    simulation_facts,
+    step_counts,
+)
 from flashwright.workbench.explain.explanations import counted_warp, explanation_of, loop_kinds_of, shared_map_of
 from flashwright.workbench.explain.facts import (
     ConfigFacts,
@@ -33,6 +40,7 @@ from flashwright.workbench.explain.loop import ptx_loop, ptx_mix, sass_loop, sas
 from flashwright.workbench.explain.matrix_load import matrix_load_facts
 from flashwright.workbench.explain.measured import measured_effects
 from flashwright.workbench.explain.timeline import ITERATIONS_NEEDED, timeline_of
+from flashwright.workbench.sample import PLAIN_SAMPLE, Sample
 
 STEADY_ITERATIONS_NEEDED = STEADY_ITERATION + 2
 """So that the steady iteration is not the loop's last."""
@@ -45,9 +53,10 @@ def explain_config(
     arch: str = OLDEST,
     *,
     turning: Collection[str] | None = None,
+    sample: Sample = PLAIN_SAMPLE,
     progress: bool = True,
 ) -> ConfigFacts:
-    """All the facts about a config, which may be given by its short form.
+    """All the facts about a config, which may be given by its short form, and its kernel for a sample's options.
 
     Raises `ValueError` at once for one that no kernel can be built from.
     `turning` names the knobs whose neighbours are compiled and simulated too, and, of those that only the assembler
@@ -55,7 +64,7 @@ def explain_config(
     """
     known: KernelConfig = as_config(config)
     tile_shapes(known)
-    return _explained(known, family_of(known).target(arch), turning, progress=progress)
+    return _explained(known, family_of(known).target(arch), turning, sample, progress=progress)
 
 
 def unbuilt_facts(config: KernelConfig, problem: str) -> UnbuiltFacts:
@@ -70,7 +79,9 @@ def unbuilt_facts(config: KernelConfig, problem: str) -> UnbuiltFacts:
     )
 
 
-def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None, *, progress: bool) -> ConfigFacts:
+def _explained(
+    config: KernelConfig, arch: str, turning: Collection[str] | None, sample: Sample, *, progress: bool
+) -> ConfigFacts:
     target = architecture(arch)
     of_config, shared = explanation_of(config), shared_map_of(config)
     knobs_to_turn = set(of_config.knobs_to_turn if turning is None else turning)
@@ -80,11 +91,12 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
 
     drawn = (config, *of_config.also_drawn(config))
     configs = list(dict.fromkeys([*drawn, *built]))
-    kernels = dict(zip(configs, compile_many(configs, arch, progress=progress), strict=True))
+    compiled = compile_many(configs, arch, sample.variant(config), progress=progress)
+    kernels = dict(zip(configs, compiled, strict=True))
     kernel = kernels[config]
     warps = of_config.warps(config)
     runs = [(each, counted_warp(each)) for each in configs if each != config] + [(config, warp) for warp in warps]
-    traced = _execute_all(kernels, runs, traced_longer=drawn, progress=progress)
+    traced, problems = _execute_all(kernels, runs, sample, traced_longer=drawn, progress=progress)
     executions = {each: execution for (each, warp), execution in traced.items() if warp == counted_warp(each)}
     effects = {each: _effects(kernels[each], executions.get(each)) for each in configs}
     own = executions.get(config)
@@ -92,6 +104,7 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         config=config.short_form(),
         family=family_of(config).title,
         arch=arch,
+        sample=sample,
         kernel=config.kernel_name(),
         knobs=of_config.knobs(config),
         shapes=of_config.shapes(config),
@@ -112,10 +125,12 @@ def _explained(config: KernelConfig, arch: str, turning: Collection[str] | None,
         loop=loop_facts(kernel),
         orders=code_orders(kernel, order_architectures(config, arch), knobs_to_turn),
         simulation=simulation_facts(own, shared) if own else None,
-        simulation_problem=_why_it_cannot_run(kernel),
+        simulation_problem=problems.get(config),
         matrix_loads=tuple(load for each in drawn for load in _matrix_loads(each, executions.get(each))),
         timelines=tuple(
-            timeline_of(config, traced[config, warp], shared) for warp in warps if (config, warp) in traced
+            timeline_of(config, traced[config, warp], shared, kernel.variant)
+            for warp in warps
+            if (config, warp) in traced
         ),
         effects=effects[config],
         neighbours=tuple(_neighbour(config, change, candidate, effects) for change, candidate in candidates.items()),
@@ -149,19 +164,24 @@ def _why_it_cannot_run(kernel: Kernel[Any]) -> str | None:
 def _execute_all(
     kernels: Mapping[KernelConfig, Kernel[Any]],
     runs: list[tuple[KernelConfig, TracedWarp]],
+    sample: Sample,
     *,
     traced_longer: tuple[KernelConfig, ...],
     progress: bool,
-) -> dict[tuple[KernelConfig, TracedWarp], Execution]:
-    """Runs every kernel that fits its architecture; those that will be drawn, for some steps more."""
-    runnable = [(config, warp) for config, warp in runs if _why_it_cannot_run(kernels[config]) is None]
-    executions = {}
-    with progress_bar("simulating", len(runnable), enabled=progress) as advance:
-        for config, warp in runnable:
+) -> tuple[dict[tuple[KernelConfig, TracedWarp], Execution], dict[KernelConfig, str]]:
+    """Runs every kernel that can be run, those that will be drawn for some steps more; why the others cannot."""
+    executions: dict[tuple[KernelConfig, TracedWarp], Execution] = {}
+    problems = {config: problem for config, kernel in kernels.items() if (problem := _why_it_cannot_run(kernel))}
+    with progress_bar("simulating", len(runs), enabled=progress) as advance:
+        for config, warp in runs:
             iterations = ITERATIONS_NEEDED if config in traced_longer else STEADY_ITERATIONS_NEEDED
-            executions[config, warp] = execute(kernels[config], iterations, warp)
+            if config not in problems:
+                try:
+                    executions[config, warp] = execute(kernels[config], iterations, warp, sample)
+                except TooFewSteps as problem:
+                    problems[config] = str(problem)
             advance()
-    return executions
+    return executions, problems
 
 
 def _matrix_loads(config: KernelConfig, execution: Execution | None) -> tuple[MatrixLoad, ...]:

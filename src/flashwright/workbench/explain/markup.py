@@ -63,10 +63,11 @@ def _column(name: str) -> str:
     )
 
 
-def row(name: str, cells: str, class_: str = "") -> str:
-    """A table row under its own heading."""
+def row(name: str, cells: str, class_: str = "", link: str = "") -> str:
+    """A table row under its own heading, which may lead somewhere."""
     of_class = f' class="{class_}"' if class_ else ""
-    return f'<tr{of_class}><th scope="row">{escape(name)}</th>{cells}</tr>'
+    heading = f'<a href="{escape(link)}">{escape(name)}</a>' if link else escape(name)
+    return f'<tr{of_class}><th scope="row">{heading}</th>{cells}</tr>'
 
 
 def numbers(values: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from html import escape
 
@@ -32,13 +32,16 @@ from flashwright.workbench.explain.report import (
 )
 
 
-def config_page(facts: ConfigFacts) -> str:
-    """All the facts and pictures of one config. What its family does not explain has no section."""
+def config_page(facts: ConfigFacts, knob_links: Mapping[str, str] | None = None) -> str:
+    """All the facts and pictures of one config. What its family does not explain has no section.
+
+    `knob_links` lead from a knob to its page.
+    """
     config = parse_config(facts.config)
     own = explanation_of(config)
     tables = {each.key: each for each in sections(facts)}
     parts = {
-        "knobs": ("The config in words", _knobs(facts.knobs)),
+        "knobs": ("The config in words", _knobs(facts.knobs, knob_links or {})),
         "timeline": ("Two steps of the loop", _timeline(facts, own.timeline)),
         "banks": (
             "Shared memory and its banks",
@@ -58,7 +61,7 @@ def config_page(facts: ConfigFacts) -> str:
     return document(
         title=facts.config,
         header=f"""
-<p class="family">{_kind(facts)}, compiled for {escape(facts.arch)}</p>
+<p class="family">{_kind(facts)}, compiled for {escape(facts.target)}</p>
 <h1><code>{escape(facts.config)}</code></h1>
 {_verdict(facts, tables["verdict"])}
 {_warning(facts)}
@@ -84,7 +87,7 @@ def unbuilt_page(facts: UnbuiltFacts) -> str:
 <h1><code>{escape(facts.config)}</code></h1>
 {_verdict_line(facts.verdict)}""",
         body=section(verdict.key, verdict.title, _facts_table(verdict))
-        + section("knobs", "The config in words", _knobs(facts.knobs)),
+        + section("knobs", "The config in words", _knobs(facts.knobs, {})),
         footer="Written by <code>flashwright explain</code>.",
     )
 
@@ -105,7 +108,7 @@ def comparison_page(comparison: Comparison) -> str:
     return document(
         title=f"{first.config} and {second.config}",
         header=f"""
-<p class="family">Two kernels, compiled for {escape(first.arch)}; {comparison.differing} facts differ</p>
+<p class="family">Two kernels, compiled for {escape(first.target)}; {comparison.differing} facts differ</p>
 <h1><code>{escape(first.config)}</code><br>against<br><code>{escape(second.config)}</code></h1>""",
         body="".join(parts),
         footer="Written by <code>flashwright compare</code>. Rows that differ are marked ≠.",
@@ -162,8 +165,10 @@ def _facts_table(facts: Section) -> str:
     return paragraph(facts.remark) + table(("fact", "#value", ""), rows)
 
 
-def _knobs(knobs: tuple[Knob, ...]) -> str:
-    rows = (row(knob.name, f"<td>{_chip(knob)}</td>{note(knob.meaning)}") for knob in knobs)
+def _knobs(knobs: tuple[Knob, ...], links: Mapping[str, str]) -> str:
+    rows = (
+        row(knob.name, f"<td>{_chip(knob)}</td>{note(knob.meaning)}", link=links.get(knob.name, "")) for knob in knobs
+    )
     return table(("knob", "value", "what it does"), rows, "facts knobs")
 
 

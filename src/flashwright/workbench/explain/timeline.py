@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from flashwright.kernels.explanation import SharedMap
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of
-from flashwright.problem.variant import PLAIN
+from flashwright.problem.variant import PLAIN, AttentionVariant
 from flashwright.simulator.trace import TraceEntry
 from flashwright.workbench.explain.execution import STEADY_ITERATION, Execution
 from flashwright.workbench.explain.explanations import explanation_of
@@ -39,13 +39,15 @@ ITERATIONS_NEEDED = STEADY_ITERATION + STEPS_SHOWN + 1
 TURN, ANNOUNCEMENT = "turn", "announce"
 
 
-def timeline_of(config: KernelConfig, execution: Execution, shared: SharedMap) -> Timeline:
+def timeline_of(
+    config: KernelConfig, execution: Execution, shared: SharedMap, variant: AttentionVariant = PLAIN
+) -> Timeline:
     """What the traced warp of a config's kernel executed."""
-    shown = execution.iterations[STEADY_ITERATION : STEADY_ITERATION + STEPS_SHOWN]
+    shown = execution.iterations[execution.steady : execution.steady + STEPS_SHOWN]
     first, end = shown[0][0], shown[-1][1]
     trace = execution.trace
     family = family_of(config)
-    reading = Reading(shared, Markers(family.source(config, PLAIN)), explanation_of(config).products)
+    reading = Reading(shared, Markers(family.source(config, variant)), explanation_of(config).products)
     block_bytes = family.operation.steps.step_rows(config) * execution.row_stride_bytes
     through_registers = copies_through_registers(trace, shared)
     copied_in_steps = {
@@ -59,7 +61,7 @@ def timeline_of(config: KernelConfig, execution: Execution, shared: SharedMap) -
     copying = {index for copy in through_registers for index in copy.instructions}
     return Timeline(
         step_starts=(*(start - first for start, _ in shown), end - first),
-        first_step=STEADY_ITERATION + execution.warp.steps_before_loop,
+        first_step=execution.steady + execution.steps_before_loop,
         spans=tuple(spans(reading.kind_and_subject(trace[i], i in copying) for i in range(first, end))),
         flights=tuple(flights_within(sorted(flights, key=lambda flight: flight.start), first, end)),
         phases=tuple(

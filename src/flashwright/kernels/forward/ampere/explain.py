@@ -225,7 +225,7 @@ def work_per_step(config: FlashForwardKernelConfig) -> int:
 
 def warps(config: FlashForwardKernelConfig) -> tuple[TracedWarp, ...]:
     """The first one; all do the same."""
-    return (TracedWarp(0, steps_before_loop=int(config.peeled_first_step)),)
+    return (TracedWarp(0, steps_before_loop=int(config.peeled_first_step), last_key_first=config.reversed_kv),)
 
 
 def row_stride(config: FlashForwardKernelConfig) -> int:
@@ -269,6 +269,7 @@ TIMELINE = TimelineTexts(
 
 EXPLANATION = Explanation(
     knobs=knobs,
+    knob_pages="docs/knobs",
     knobs_to_turn=KNOBS_TO_TURN,
     neighbours=neighbours,
     shapes=shapes,

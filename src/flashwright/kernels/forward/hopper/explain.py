@@ -257,10 +257,19 @@ def warps(config: HopperForwardKernelConfig) -> tuple[TracedWarp, ...]:
     if config.guesses_maxima:
         loop_kinds, steps_before_loop = (*loop_kinds, "VOTE"), HopperTileShapes(config).blocks_with_care
     consumers = (
-        TracedWarp(WARPS_PER_WARPGROUP * index, f"consumer warpgroup {index}", CONSUMER, loop_kinds, steps_before_loop)
+        TracedWarp(
+            WARPS_PER_WARPGROUP * index,
+            f"consumer warpgroup {index}",
+            CONSUMER,
+            loop_kinds,
+            steps_before_loop,
+            last_key_first=True,
+            has_masked_steps=False,
+        )
         for index in range(config.n_consumers)
     )
-    return (*consumers, TracedWarp(config.n_warps, "producer", PRODUCER, ("COPY",), steps_before_loop=1))
+    producer = TracedWarp(config.n_warps, "producer", PRODUCER, ("COPY",), steps_before_loop=1, last_key_first=True)
+    return (*consumers, producer)
 
 
 # --- Pictures --------------------------------------------------------------------------------------------------
@@ -295,6 +304,7 @@ TIMELINE = TimelineTexts(
 
 EXPLANATION = Explanation(
     knobs=knobs,
+    knob_pages="docs/hopper_knobs",
     knobs_to_turn=KNOBS_TO_TURN,
     neighbours=neighbours,
     shapes=shapes,

@@ -1,0 +1,48 @@
+"""Every example runs, without a GPU, and says what it promises."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROMISES = {
+    "train.py": (("--steps", "12"), r"12 steps on cpu: loss 3\.\d\d → [12]\.\d\d"),
+    "generate.py": (("--tokens", "6"), r"105 keys in the cache.*100% of them are those of one pass"),
+    "flash_attn_drop_in.py": ((), r"3 sequences, 142 rows on cpu: .* by at most (\d\.\de-0[5-9]|0\.0e)"),
+    "tune_your_gpu.py": (("--d-head", "64", "--configs", "2"), r"before: .*rule.*blocks per SM.*nothing was timed"),
+    "own_ptx.py": ((), r"right; 480 warp instructions.*out-of-bounds in thread block \(8, 0, 0\)"),
+    "own_cuda.py": ((), r"without the barrier: race: .*row_sums\.cu.*with it: right; \d+ barriers, 0 bank conflicts"),
+}
+"""By example: arguments that make it short, and what it prints."""
+
+
+def test_every_example_is_run():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES)
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *PROMISES[name][0]])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_an_example_does_what_it_promises_without_a_gpu(name, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run(name, monkeypatch)
+    out = capsys.readouterr().out
+    assert re.search(PROMISES[name][1], out, re.DOTALL), out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROMISES)
+def test_an_example_runs_on_a_gpu(name, monkeypatch, tmp_path):
+    monkeypatch.setenv(CACHE_DIRECTORY_VARIABLE, str(tmp_path))
+    run(name, monkeypatch)
