@@ -16,7 +16,7 @@ from flashwright.compiler.kernel import Kernel
 from flashwright.compiler.nvrtc import nvrtc_version
 from flashwright.compiler.occupancy import occupancy
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
-from flashwright.kernels.forward.ampere.explain import shared_map, work_per_step
+from flashwright.kernels.forward.ampere.explain import shared_map
 from flashwright.runtime.compiling import compile_many
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.result_files import read_document, write_document
@@ -148,7 +148,7 @@ def orders_of(kernel: Kernel[FlashForwardKernelConfig]) -> tuple[OrderFacts, ...
 def facts_of(kernel: Kernel[FlashForwardKernelConfig]) -> KernelFacts:
     config, resident = kernel.config, occupancy(kernel, kernel.arch)
     execution = execute(kernel, KEYS // config.B_c - config.peeled_first_step)
-    step = step_counts(execution, shared_map(config))
+    step = step_counts(config, execution, shared_map(config))
     first, end = execution.iterations[STEADY_ITERATION]
     kinds = Counter(kind_of_ptx(entry.opcode).value for entry in execution.trace[first:end])
     totals = execution.run.counters
@@ -161,7 +161,7 @@ def facts_of(kernel: Kernel[FlashForwardKernelConfig]) -> KernelFacts:
         limited_by=resident.limited_by,
         code_bytes=len(code),
         code_digest=digest(code),
-        scores=work_per_step(config),
+        scores=step.scores,
         instructions=step.instructions,
         by_kind=dict(sorted(kinds.items())),
         barriers=step.barriers,

@@ -23,6 +23,7 @@ from flashwright.workbench.explain.report import (
     sections,
     shown,
     shown_difference,
+    shown_or_unknown,
     unbuilt_sections,
 )
 
@@ -40,8 +41,8 @@ _SHORT_NAMES = {
     "spill_bytes": "spill",
     "shared_bytes": "shared",
     "blocks_per_sm": "blocks",
-    "instructions_per_step": "instr.",
-    "bank_conflicts_per_step": "confl.",
+    "instructions_per_thousand_scores": "instr.",
+    "conflicts_per_thousand_scores": "confl.",
 }
 _COLOURS = {True: "green", False: "red", None: "default"}
 
@@ -132,7 +133,7 @@ def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
     table = Table(
         title="One knob turned: what would change",
         title_justify="left",
-        caption=f"Δ of {', '.join(EFFECT_NAMES.values())}; a step is of one warp.",
+        caption=f"Δ of {', '.join(EFFECT_NAMES.values())}.",
         caption_justify="left",
         padding=(0, 1 if with_verdicts else 0),
     )
@@ -141,8 +142,8 @@ def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
         table.add_column(_SHORT_NAMES[name], justify="right", no_wrap=True)
     if with_verdicts:
         table.add_column("verdict", style="dim", overflow="fold")
-    own = [getattr(facts.effects, name) for name in EFFECT_NAMES]
-    table.add_row("this config", *("?" if value is None else shown(value) for value in own), style="bold")
+    own = (shown_or_unknown(getattr(facts.effects, name)) for name in EFFECT_NAMES)
+    table.add_row("this config", *own, style="bold")
     for neighbour in facts.neighbours:
         verdict = [_verdict(neighbour)] if with_verdicts else []
         table.add_row(neighbour.change, *_differences(facts, neighbour), *verdict)
@@ -152,8 +153,9 @@ def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
 def _differences(facts: ConfigFacts, neighbour: Neighbour) -> list[str]:
     if neighbour.effects is None:
         return [""] * len(EFFECT_NAMES)
+    fewer_are_better = neighbour.fewer_registers_are_better
     return [
-        f"[{_COLOURS[is_better(neighbour, name, value)]}]{shown_difference(value)}[/]"
+        f"[{_COLOURS[is_better(name, value, fewer_registers_are_better=fewer_are_better)]}]{shown_difference(value)}[/]"
         for name, value in differences(facts.effects, neighbour.effects).items()
     ]
 
