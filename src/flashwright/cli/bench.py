@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.interruption import INTERRUPTED
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named, family_names, family_of, parse_config
 from flashwright.problem.dtypes import DType
@@ -45,9 +46,6 @@ from flashwright.workbench.bench.results import (
 )
 from flashwright.workbench.bench.scores import KINDS, NORMAL, chosen_scores
 from flashwright.workbench.environment import environment_record
-
-INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended."""
 
 
 def bench(

@@ -20,6 +20,7 @@ from flashwright.choice.lookup import shipped_results
 from flashwright.choice.problem import STANDARD_LENGTHS, problem_of, standard_problems
 from flashwright.choice.results import TunedResult, TuningFileError, from_document, to_document
 from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.interruption import INTERRUPTED
 from flashwright.kernels.family import DEFAULT_SPACE, Occasion
 from flashwright.kernels.registry import family_names
 from flashwright.problem.dtypes import DType
@@ -29,7 +30,6 @@ from flashwright.workbench.tuning.measure import TUNING_SCORES, Machine, this_ma
 from flashwright.workbench.tuning.space import considered_configs
 from flashwright.workbench.tuning.tuner import TuningReport, tune
 
-INTERRUPTED = 130
 DEFAULT_D_HEAD = 128
 GpuOption = Annotated[str | None, typer.Option(help="Only results of this GPU model, by its full name.")]
 
