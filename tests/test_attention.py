@@ -302,6 +302,11 @@ def test_tensors_that_do_not_fit_together_are_named():
         attention(q, k.to("meta"), v)
     with pytest.raises(ValueError, match=r"q: dtype torch.int64 is not allowed; allowed: floating point"):
         attention(q.long(), k, v)
+    eight_bits = q.to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"q: dtype torch.float8_e4m3fn is not allowed; allowed: floating point of 16"):
+        attention(eight_bits, eight_bits, eight_bits)
+    with pytest.raises(ValueError, match=r"q: layout torch.sparse_coo is not allowed; allowed: dense tensors"):
+        attention(*[q.float().to_sparse()] * 3)
     with pytest.raises(TypeError, match=r"k: expected a torch.Tensor, got list"):
         attention(q, [1, 2], v)
     with pytest.raises(

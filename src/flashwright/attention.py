@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,8 @@ def warm_up(
     to compile for, into the cache on disk. Returns the kernels.
     """
     options = AttentionOptions.of(causal, window, None, softcap)
+    if not isinstance(head_dim, Integral):
+        raise TypeError(f"head_dim: expected an integer, got {head_dim!r}")
     check_shapes((1, 1, 1, head_dim), (1, 1, 1, head_dim), (1, 1, 1, head_dim))
     index, gpu = _gpu_to_warm_up(device, arch)
     wanted = needed_kernels(

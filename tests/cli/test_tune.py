@@ -368,16 +368,24 @@ def test_exported_results_can_be_imported_elsewhere(run, database, tmp_path, mon
     elsewhere = TuningDatabase()
     assert elsewhere.path != database.path
     assert elsewhere.results() == database.results()
-    assert run("tune", "export", file, "--gpu", "another")[:2] == (0, f"1 results written to {file}\n")
+    assert run("tune", "export", file, "--gpu", "another")[:2] == (0, f"1 result written to {file}\n")
     assert [result["gpu"] for result in json.loads(file.read_text())["results"]] == ["another"]
     assert list(tmp_path.glob("*partial*")) == []
+
+
+@pytest.mark.parametrize("where", ["/proc/results.json", "/nowhere/results.json", "/tmp"])
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(run, database, where):
+    database.store([a_result()])
+    code, out, err = run("tune", "export", where)
+    assert (code, out) == (1, "")
+    assert f"error: {where} " in err and "partial" not in err and f".{where.rpartition('/')[2]}." not in err
 
 
 def test_an_import_keeps_results_that_are_faster(run, database, tmp_path):
     file = tmp_path / "results.json"
     file.write_text(json.dumps(to_document([a_result(CONFIGS[1], 2.0), a_result(gpu="another")])))
     database.store([a_result(CONFIGS[0], 1.0)])
-    assert "1 results imported; 1 of yours are faster" in run("tune", "import", file)[1]
+    assert "1 result imported; 1 of yours are faster" in run("tune", "import", file)[1]
     assert [result.config for result in database.results(GPU)] == [CONFIGS[0]]
 
 
@@ -408,5 +416,5 @@ def test_results_are_forgotten_only_when_that_is_meant(run, database, monkeypatc
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
     assert run("tune", "clear")[0] == 1
     assert len(database.results()) == 2
-    assert run("tune", "clear", "--yes", "--gpu", GPU)[:2] == (0, "1 results forgotten\n")
+    assert run("tune", "clear", "--yes", "--gpu", GPU)[:2] == (0, "1 result forgotten\n")
     assert [result.gpu for result in database.results()] == ["another"]

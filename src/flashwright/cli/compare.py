@@ -8,10 +8,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flashwright.cli.explain import ArchOption, ConfigArgument, HtmlOption, check_html_place
+from flashwright.cli.explain import ArchOption, ConfigArgument, HtmlOption
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.registry import family_of, parse_config, tile_shapes
+from flashwright.workbench.bench.result_files import check_destination, write_atomically
 from flashwright.workbench.explain.compare import ComparedSection, Comparison, compare_facts
 from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.gather import explain_config
@@ -28,7 +29,8 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Report how two configs differ in all that `explain` knows: which facts, and which of them speak for which."""
-    check_html_place(html)
+    if html is not None:
+        check_destination(html)
     configs = (parse_config(first), parse_config(second))
     for config in configs:
         tile_shapes(config)
@@ -37,7 +39,7 @@ def compare(
     if differing:
         comparison = comparison.only_differing()
     if html is not None:
-        html.write_text(comparison_page(comparison), "utf-8")
+        write_atomically(html, comparison_page(comparison).encode())
     if as_json:
         print_json(comparison.to_dict())
     elif html is not None:

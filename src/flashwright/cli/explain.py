@@ -12,6 +12,7 @@ from rich.table import Table
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import OLDEST
 from flashwright.kernels.registry import family_of, is_judged_by_filter, parse_config, tile_shapes
+from flashwright.workbench.bench.result_files import check_destination, write_atomically
 from flashwright.workbench.explain.facts import ConfigFacts, Neighbour, UnbuiltFacts
 from flashwright.workbench.explain.gather import explain_config, unbuilt_facts
 from flashwright.workbench.explain.page import config_page, unbuilt_page
@@ -58,7 +59,8 @@ def explain(
 
     Of a config that the filter rejects and no kernel can be built from: its knobs, and the rule.
     """
-    check_html_place(html)
+    if html is not None:
+        check_destination(html)
     parsed = parse_config(config)
     target = family_of(parsed).target(arch)
     facts: ConfigFacts | UnbuiltFacts
@@ -71,7 +73,8 @@ def explain(
     else:
         facts = explain_config(parsed, target, turning=None if neighbours else ())
     if html is not None:
-        html.write_text(config_page(facts) if isinstance(facts, ConfigFacts) else unbuilt_page(facts), "utf-8")
+        page = config_page(facts) if isinstance(facts, ConfigFacts) else unbuilt_page(facts)
+        write_atomically(html, page.encode())
     if as_json:
         print_json(facts.to_dict())
     elif html is not None:
@@ -80,14 +83,6 @@ def explain(
         _print_facts(facts)
     else:
         _print_unbuilt(facts)
-
-
-def check_html_place(html: Path | None) -> None:
-    """Before minutes of work, not after: raises `ValueError` if a page cannot be written there."""
-    if html is not None and not html.absolute().parent.is_dir():
-        raise ValueError(f"--html: there is no directory {html.parent} to write {html.name} to")
-    if html is not None and html.is_dir():
-        raise ValueError(f"--html: {html} is a directory; expected the name of a file")
 
 
 def _print_facts(facts: ConfigFacts) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,9 @@ from flashwright.kernels.family import DEFAULT_SPACE, Occasion
 from flashwright.kernels.registry import family_names
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
+from flashwright.workbench.bench.result_files import check_destination, write_document
 from flashwright.workbench.bench.scores import KINDS, chosen_scores
+from flashwright.workbench.quantities import counted, kib
 from flashwright.workbench.tuning.measure import TUNING_SCORES, Machine, this_machine
 from flashwright.workbench.tuning.space import considered_configs
 from flashwright.workbench.tuning.tuner import TuningReport, tune
@@ -182,9 +183,7 @@ def _survivors_table(report: TuningReport) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for each in report.candidates.survivors:
         blocks = "?" if each.blocks_per_sm is None else str(each.blocks_per_sm)
-        table.add_row(
-            str(each.config), str(each.registers), f"{each.shared_bytes / 1024:g}", blocks, each.limited_by or "?"
-        )
+        table.add_row(str(each.config), str(each.registers), kib(each.shared_bytes), blocks, each.limited_by or "?")
     return table
 
 
@@ -275,16 +274,12 @@ def export_results(
     dtype: Annotated[str | None, typer.Option(help="Only FP16 or BF16.")] = None,
 ) -> None:
     """Write your results to a file, to share them."""
+    check_destination(file)
     results = TuningDatabase().results(gpu)
     if dtype is not None:
         results = [result for result in results if result.problem.dtype == DType.parse(dtype)]
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(to_document(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
-    print(f"{len(results)} results written to {file}")
+    write_document(file, to_document(results))
+    print(f"{counted(len(results), 'result')} written to {file}")
 
 
 @app.command(name="import")
@@ -300,8 +295,8 @@ def import_results(
         raise TuningFileError(f"{file}: {error}") from error
     stored = TuningDatabase().store(results) if results else []
     kept = sum(mine != theirs for mine, theirs in zip(stored, results, strict=True))
-    why_kept = f"; {kept} of yours are faster, or of the installed kernels, and were kept" if kept else ""
-    print(f"{len(results) - kept} results imported{why_kept}")
+    why_kept = f"; kept, being faster or of the installed kernels: {kept} of yours" if kept else ""
+    print(f"{counted(len(results) - kept, 'result')} imported{why_kept}")
 
 
 @app.command()
@@ -312,5 +307,5 @@ def clear(
     """Forget your results and unfinished searches; those of the package remain."""
     database = TuningDatabase()
     if not yes:
-        typer.confirm(f"Forget {len(database.results(gpu))} results in {database.path}?", abort=True)
-    print(f"{database.clear(gpu)} results forgotten")
+        typer.confirm(f"Forget {counted(len(database.results(gpu)), 'result')} in {database.path}?", abort=True)
+    print(f"{counted(database.clear(gpu), 'result')} forgotten")

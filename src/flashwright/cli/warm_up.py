@@ -9,6 +9,7 @@ import typer
 from flashwright.attention import warm_up as compile_ahead
 from flashwright.cli.output import JsonOption, print_json
 from flashwright.kernels.registry import family_names
+from flashwright.workbench.quantities import counted
 
 
 def warm_up(
@@ -55,4 +56,5 @@ def warm_up(
         )
         return
     fresh = sum(not kernel.program.from_cache for kernel in kernels)
-    print(f"{len(kernels)} kernels are ready, {fresh} of them compiled just now")
+    verb = "is" if len(kernels) == 1 else "are"
+    print(f"{counted(len(kernels), 'kernel')} {verb} ready, {fresh} of them compiled just now")
