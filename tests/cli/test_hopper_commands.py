@@ -177,7 +177,9 @@ def test_simulate_runs_a_hopper_config_on_its_architecture():
 
 def test_tune_says_what_there_is_to_time(monkeypatch):
     monkeypatch.setattr("flashwright.cli.tune.this_machine", lambda: None)
-    code, out, error = flashwright("tune", "--family", "hopper", "--d-head", "64", "--limit", "1", "--json")
+    code, out, error = flashwright(
+        "tune", "--dry-run", "--family", "hopper", "--d-head", "64", "--limit", "1", "--json"
+    )
     assert code == 0, error
     (report,) = json.loads(out)["searches"]
     assert report["problem"]["family"] == "hopper"

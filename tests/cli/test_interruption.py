@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from command_line import flashwright
 
 from flashwright import interruption
 from flashwright.interruption import INTERRUPTED, end_quietly_if_command, leave_to_command
+from flashwright.runtime import compiling
 
 CONFIG = "(BF16, 64, 64, 64, 4): async+swizzled+load_2_2_2_tiles"
 
@@ -99,3 +102,23 @@ def test_a_handler_of_another_program_is_left_alone(monkeypatch, usual_handler):
     end_quietly_if_command()
     leave_to_command()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_kernels_that_wait_for_a_compiler_are_given_up_when_interrupted(monkeypatch):
+    """Also while they are still being handed to the threads that compile."""
+    compiled, submit = [], ThreadPoolExecutor.submit
+
+    def slowly(config, *arguments, **options):
+        compiled.append(config)
+        time.sleep(0.02)
+
+    def interrupted_at_the_last(pool, function, config, *arguments, **options):
+        if config == "99":
+            raise KeyboardInterrupt
+        return submit(pool, function, config, *arguments, **options)
+
+    monkeypatch.setattr(compiling, "compile_kernel", slowly)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted_at_the_last)
+    with pytest.raises(KeyboardInterrupt):
+        compiling.compile_many([str(number) for number in range(100)], progress=False)
+    assert len(compiled) < 50

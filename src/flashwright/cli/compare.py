@@ -58,7 +58,8 @@ def _print_comparison(comparison: Comparison) -> None:
     for label, facts in zip(labels, comparison.facts, strict=True):
         console.print(f"[bold]{escape(label)}[/]  {escape(facts.config)}", highlight=False, soft_wrap=True)
     arch = comparison.facts[0].arch
-    console.print(f"{counted(comparison.differing, 'fact')} differ on {arch}", highlight=False)
+    differ = "differs" if comparison.differing == 1 else "differ"
+    console.print(f"{counted(comparison.differing, 'fact')} {differ} on {arch}", highlight=False)
     for judgement, is_better in (("better", True), ("worse", False)):
         if names := comparison.effects_judged(is_better):
             console.print(f"{judgement} in {escape(labels[1])}: {', '.join(names)}", highlight=False, soft_wrap=True)

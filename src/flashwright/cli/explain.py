@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.hardware.architectures import ARCHITECTURES
 from flashwright.kernels.family import OLDEST
 from flashwright.kernels.registry import family_of, is_judged_by_filter, parse_config, tile_shapes
 from flashwright.workbench.bench.result_files import check_destination, write_atomically
@@ -32,7 +33,7 @@ ConfigArgument = Annotated[str, typer.Argument(help="A config's short form, or a
 ArchOption = Annotated[
     str,
     typer.Option(
-        help="The GPU architecture to compile for: sm_80, sm_86, sm_89, sm_90, …, or the oldest that it runs on."
+        help=f"The GPU architecture to compile for: {', '.join(ARCHITECTURES)}, or the oldest that it runs on."
     ),
 ]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page with pictures.")]

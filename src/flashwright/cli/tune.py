@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,15 +20,17 @@ from flashwright.choice.lookup import shipped_results
 from flashwright.choice.problem import STANDARD_LENGTHS, problem_of, standard_problems
 from flashwright.choice.results import TunedResult, TuningFileError, from_document, to_document
 from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.hardware.architectures import GPUModel
 from flashwright.interruption import INTERRUPTED
 from flashwright.kernels.family import DEFAULT_SPACE, Occasion
 from flashwright.kernels.registry import family_names
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
+from flashwright.runtime.devices import GPUError
 from flashwright.workbench.bench.result_files import check_destination, write_document
 from flashwright.workbench.bench.scores import KINDS, chosen_scores
 from flashwright.workbench.quantities import counted, kib
-from flashwright.workbench.tuning.measure import TUNING_SCORES, Machine, this_machine
+from flashwright.workbench.tuning.measure import TUNING_SCORES, this_machine
 from flashwright.workbench.tuning.space import considered_configs
 from flashwright.workbench.tuning.tuner import TuningReport, tune
 
@@ -75,10 +78,13 @@ def tune_command(
     quick: Annotated[bool, typer.Option("--quick", help="Try only the promising part of the space.")] = False,
     limit: Annotated[int | None, typer.Option(help="Try at most so many configs, the promising first.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where the same command was interrupted.")] = False,
-    arch: Annotated[str, typer.Option(help="What to compile for where there is no GPU.")] = "sm_90",
+    arch: Annotated[str, typer.Option(help="What to compile for where there is no GPU, or with --dry-run.")] = "sm_90",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what there is to time on --arch; needs no GPU.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the fastest config for a problem on this GPU, for attention() to use. Without a GPU: what there is to time.
+    """Find the fastest config for a problem on this GPU, for attention() to use; with --dry-run, what there is to time.
 
     Every config that the rules keep is compiled; what spills is dropped, the rest checked against float64 and timed by
     successive halving on several kinds of scores: a config's time is the geometric mean over them. Results are kept
@@ -88,12 +94,13 @@ def tune_command(
     if context.invoked_subcommand is not None:
         return
     kinds = chosen_scores(scores or TUNING_SCORES)
-    machine, database = this_machine(), TuningDatabase()
+    machine, database = None if dry_run else this_machine(), TuningDatabase()
     if family is None:
-        family = _family_in_use(machine, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD)
-    considered_configs(family, space)  # refuses an unknown one before anything is compiled
+        gpu = GPUModel.of_architecture("", arch) if machine is None else machine.gpu
+        family = _family_in_use(gpu, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD)
     if quick and space != DEFAULT_SPACE:
         raise ValueError(f"--quick: not with --space {space}; the promising part is one of the default space")
+    considered_configs(family, space)  # refuses an unknown one before anything is compiled
     if everything:
         for name, value in {"kv-seqlen": kv_seqlen, "batch": batch, "heads": heads}.items():
             if value is not None:
@@ -105,6 +112,11 @@ def tune_command(
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         problems = [problem_of(family=family, **chosen)]
 
+    if machine is None and not dry_run:
+        raise GPUError(
+            "tune measures on an NVIDIA GPU (compute capability 8.0 or later) with PyTorch, and there is none here "
+            "(`flashwright doctor` says what is missing). --dry-run lists what there is to time, and needs no GPU."
+        )
     reports: list[TuningReport] = []
     try:
         for number, problem in enumerate(problems, start=1):
@@ -123,9 +135,8 @@ def tune_command(
         print_json({"searches": [report.to_dict() for report in reports]})
 
 
-def _family_in_use(machine: Machine | None, length: int, d_head: int) -> str:
-    """What attention() uses on this GPU."""
-    gpu = None if machine is None else machine.gpu
+def _family_in_use(gpu: GPUModel, length: int, d_head: int) -> str:
+    """What attention() uses on a GPU."""
     bucket = length_bucket(length)
     return best_family(Occasion(DType.BF16, d_head, False, bucket, bucket, gpu)).name
 
@@ -145,7 +156,6 @@ def _print_report(report: TuningReport, *, heading: str, brief: bool) -> None:
     if report.result is None:
         if not brief:
             console.print(_survivors_table(report))
-        console.print("There is no GPU here: timing needs one, with PyTorch. Nothing was stored.", highlight=False)
         return
     if not brief:
         console.print(_timings_table(report))
@@ -241,30 +251,34 @@ def show(
             each["kernels"] = currency(result).value
         print_json(document)
     elif results:
-        table_console().print(_results_table(results))
+        _print_results(table_console(), results)
     else:
         where = "this package" if shipped else str(database.path)
         print(f"no results in {where}" + ("" if gpu is None else f" for {gpu}"))
 
 
-def _results_table(results: Sequence[TunedResult]) -> Table:
-    table = Table()
-    for name in ("GPU", "dtype", "d_head", "mask", "queries", "keys"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("config", overflow="fold")
-    table.add_column("scores", overflow="fold")
-    for name in ("ms", "TFLOP/s", "date", "kernels"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for result in results:
-        kind = result.problem.kind
-        mask = "causal" if kind.causal else "full"
-        options = str(result.config).partition(", ")[2].partition(", ")[2]
-        table.add_row(
-            escape(result.gpu), kind.dtype.name, str(kind.d_head), mask, kind.q_bucket, kind.kv_bucket, f"({options}",
-            ", ".join(result.scores), f"{result.best.time_ms:.4f}", f"{result.tflops:.0f}", result.date[:10],
-            currency(result).value,
-        )  # fmt: skip
-    return table
+RESULT_COLUMNS = "{:5} {:>6} {:6} {:>9} {:>9} {:>9} {:>7} {:10} {}"
+"""Of 80 characters at most. A result's config has a line of its own below, to be copied whole."""
+
+
+def _print_results(console: Console, results: Sequence[TunedResult]) -> None:
+    """By GPU and kinds of scores."""
+
+    def group_of(result: TunedResult) -> tuple[str, tuple[str, ...]]:
+        return result.gpu, result.scores
+
+    for (gpu, scores), group in groupby(sorted(results, key=group_of), key=group_of):
+        console.print(f"[bold]{escape(gpu)}[/], scores: {', '.join(scores)}", highlight=False)
+        headings = ("dtype", "d_head", "mask", "queries", "keys", "ms", "TFLOP/s", "date", "kernels")
+        console.print(RESULT_COLUMNS.format(*headings), style="bold", highlight=False)
+        for result in group:
+            kind = result.problem.kind
+            values = (
+                kind.dtype.name, kind.d_head, "causal" if kind.causal else "full", kind.q_bucket, kind.kv_bucket,
+                f"{result.best.time_ms:.4f}", f"{result.tflops:.0f}", result.date[:10], currency(result).value,
+            )  # fmt: skip
+            console.print(RESULT_COLUMNS.format(*values), highlight=False)
+            console.print(f"  {result.config}", style="dim", highlight=False, soft_wrap=True)
 
 
 @app.command(name="export")

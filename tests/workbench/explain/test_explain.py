@@ -298,6 +298,13 @@ def test_the_loops_size_and_what_a_step_executes_of_it_are_told_apart(config):
     assert (executed == body) == (config == EAGER)
 
 
+@pytest.mark.parametrize("arch", ["sm_103", "sm_121"])
+def test_later_architectures_of_a_generation_are_explained(arch):
+    facts = explained(EAGER, arch)
+    assert facts.arch == arch
+    assert facts.occupancy.blocks_per_sm >= 1 and facts.simulation is not None
+
+
 def test_a_kernel_too_big_for_an_architecture_is_explained_without_running_it():
     facts = explained("(BF16, 128, 64, 128, 4): async+eager+swizzled+load_2_2_2_tiles+two_stages", "sm_86")
     assert facts.occupancy.blocks_per_sm == 0
@@ -445,7 +452,7 @@ def test_a_config_that_nobody_timed_has_no_measured_effect():
         ((HOPPER_PLAIN, "--arch", "sm_80"), "the hopper family runs on sm_90a alone, not on sm_80"),
         (("hopper (BF16, 128, 192, 256): stages_4",), "bytes of shared memory; a thread block has at most"),
         ((EAGER, "--arch", "sm_70"), "sm_70"),
-        ((EAGER, "--html", "/no/such/place/page.html"), "there is no directory /no/such/place"),
+        ((EAGER, "--html", "/no/such/place/page.html"), "the directory /no/such/place does not exist"),
         ((EAGER, "--html", "/"), "/ is a directory"),
     ],
 )

@@ -30,7 +30,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
-        raise ResultFileError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
