@@ -400,7 +400,8 @@ def test_exported_results_can_be_imported_elsewhere(run, database, tmp_path, mon
     assert elsewhere.results() == database.results()
     assert run("tune", "export", file, "--gpu", "another")[:2] == (0, f"1 result written to {file}\n")
     assert [result["gpu"] for result in json.loads(file.read_text())["results"]] == ["another"]
-    assert list(tmp_path.glob("*partial*")) == []
+    assert run("tune", "export", "--output", file)[:2] == (0, f"2 results written to {file}\n")
+    assert sorted(path.name for path in tmp_path.glob("*results*") if path.is_file()) == ["results.json"]
 
 
 @pytest.mark.parametrize("where", ["/proc/results.json", "/nowhere/results.json", "/tmp"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,6 +24,7 @@ from flashwright.interruption import INTERRUPTED, leave_to_command
 from flashwright.runtime.devices import GPUError
 from flashwright.simulator.errors import SimulationError
 from flashwright.simulator.ptx.lexer import PtxSyntaxError
+from flashwright.version import __version__
 
 
 class _Commands(TyperGroup):
@@ -38,7 +39,10 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands, no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Start with `flashwright doctor`: what this machine has. No GPU is needed but for bench and tune.",
 )
 COMMANDS = (bench, check, compare, doctor, explain, ladder, simulate, warm_up)
 for command in COMMANDS:
@@ -46,9 +50,19 @@ for command in COMMANDS:
 app.add_typer(tune_app, name="tune")
 
 
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"flashwright {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def flashwright() -> None:
-    """FlashAttention kernels you can read, configure, simulate, tune and use."""
+def flashwright(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """FlashAttention kernels you can read, configure, simulate, tune and use, with or without a GPU."""
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.cli.output import D_HEAD, JsonOption, print_json, table_console
 from flashwright.problem.dtypes import DType
 from flashwright.workbench.bench.figures import plot_files, save_figure
 from flashwright.workbench.bench.result_files import check_destination
@@ -48,7 +48,7 @@ def ladder(
     dtype: Annotated[str | None, typer.Option(help="FP16 or BF16.", show_default="BF16")] = None,
     d_head: Annotated[
         int | None,
-        typer.Option(help="Head dimension, of those that the family has a kernel for.", show_default="128"),
+        typer.Option(*D_HEAD, help="Head dimension, of those that the family has a kernel for.", show_default="128"),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     plot: Annotated[

@@ -19,7 +19,7 @@ from flashwright.choice.database import TuningDatabase
 from flashwright.choice.lookup import shipped_results
 from flashwright.choice.problem import STANDARD_LENGTHS, problem_of, standard_problems
 from flashwright.choice.results import TunedResult, TuningFileError, from_document, to_document
-from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.cli.output import CAUSAL, D_HEAD, KEYS, ROWS, JsonOption, print_json, table_console
 from flashwright.hardware.architectures import GPUModel
 from flashwright.interruption import INTERRUPTED
 from flashwright.kernels.family import DEFAULT_SPACE, Occasion
@@ -44,12 +44,12 @@ app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exce
 def tune_command(
     context: typer.Context,
     d_head: Annotated[
-        int | None, typer.Option(help="Head dimension with a kernel of its own.", show_default="128")
+        int | None, typer.Option(*D_HEAD, help="Head dimension with a kernel of its own.", show_default="128")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="FP16 or BF16.", show_default="BF16")] = None,
-    causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Mask.", show_default="no-causal")] = None,
-    seqlen: Annotated[int | None, typer.Option(help="Rows of queries.", show_default="4096")] = None,
-    kv_seqlen: Annotated[int | None, typer.Option(help="Rows of keys.", show_default="as many")] = None,
+    causal: Annotated[bool | None, typer.Option(*CAUSAL, help="Mask.", show_default="no-causal")] = None,
+    seqlen: Annotated[int | None, typer.Option(*ROWS, help="Rows of queries.", show_default="4096")] = None,
+    kv_seqlen: Annotated[int | None, typer.Option(*KEYS, help="Rows of keys.", show_default="as many")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences.", show_default="16,384 rows in all")] = None,
     heads: Annotated[int | None, typer.Option(help="Heads.", show_default="2,048 columns in all")] = None,
     family: Annotated[
@@ -102,7 +102,7 @@ def tune_command(
         raise ValueError(f"--quick: not with --space {space}; the promising part is one of the default space")
     considered_configs(family, space)  # refuses an unknown one before anything is compiled
     if everything:
-        for name, value in {"kv-seqlen": kv_seqlen, "batch": batch, "heads": heads}.items():
+        for name, value in {"keys": kv_seqlen, "batch": batch, "heads": heads}.items():
             if value is not None:
                 raise ValueError(f"--{name}: not with --all, which has sizes of its own")
         problems = list(standard_problems(dtype=dtype, d_head=d_head, causal=causal, length=seqlen, family=family))
@@ -283,11 +283,16 @@ def _print_results(console: Console, results: Sequence[TunedResult]) -> None:
 
 @app.command(name="export")
 def export_results(
-    file: Annotated[Path, typer.Argument(help="Where to write.", metavar="FILE.json")],
+    file: Annotated[Path | None, typer.Argument(help="Where to write.", metavar="FILE.json")] = None,
+    output: Annotated[Path | None, typer.Option(help="The same, as other commands write it.")] = None,
     gpu: GpuOption = None,
     dtype: Annotated[str | None, typer.Option(help="Only FP16 or BF16.")] = None,
 ) -> None:
     """Write your results to a file, to share them."""
+    if (file is None) == (output is None):
+        raise ValueError("give one file to write to: FILE.json, or --output FILE.json")
+    file = file or output
+    assert file is not None
     check_destination(file)
     results = TuningDatabase().results(gpu)
     if dtype is not None:

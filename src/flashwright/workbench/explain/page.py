@@ -208,7 +208,8 @@ def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
             continue
         hidden = [phase.name for phase in timeline.phases if flight.issued <= phase.start and phase.end <= flight.end]
         behind = f"behind {', '.join(hidden)}" if hidden else f"with {texts.nothing_to_hide_behind}"
-        yield f"{flight.block} is under way for {flight.end - flight.issued} instructions, {behind}."
+        length = counted(flight.end - flight.issued, "instruction")
+        yield f"{flight.block} is under way for {length}, {behind}."
 
 
 def _shared_memory(facts: ConfigFacts, regions: Section) -> str:
