@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from flashwright.attention import attention
 from flashwright.kernels.registry import parse_config
 from flashwright.operators.forward import config_chosen_for
+from flashwright.operators.plain_calls import LAUNCHED
 from flashwright.problem.options import AttentionOptions, as_window
 from flashwright.problem.window import Window
 from flashwright.runtime.forward import run_forward
@@ -335,3 +336,18 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("options", "what_is_said"),
+    [
+        ({"window": np.array([3, 4])}, r"window: array\(\[3, 4\]\) is not allowed; allowed: None, or a pair"),
+        ({"causal": [True]}, r"causal: \[True\] is not allowed"),
+        ({"scale": [1.0]}, r"scale: \[1.0\] is not allowed"),
+    ],
+)
+def test_arguments_without_a_hash_are_refused_by_name_on_the_way_to_a_launch(monkeypatch, options, what_is_said):
+    monkeypatch.setattr(sys.modules["flashwright.attention"], "way_of_call", lambda *tensors: LAUNCHED)
+    q = torch.zeros(1, 1, 8, 64, dtype=torch.float16)
+    with pytest.raises(ValueError, match=what_is_said):
+        attention(q, q, q, **options)

@@ -29,7 +29,7 @@ from flashwright.workbench.explain.facts import Flight, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.measured import ROOT, measured_effects
 from flashwright.workbench.explain.page import config_page
-from flashwright.workbench.explain.report import differences, is_better, sections
+from flashwright.workbench.explain.report import differences, is_better, sections, shown_difference
 
 WIDE = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 
@@ -268,6 +268,13 @@ def test_instructions_compare_per_thousand_scores_whatever_the_size_of_a_step():
     assert wider.effects.instructions_per_step > facts.effects.instructions_per_step
     change = differences(facts.effects, wider.effects)[name]
     assert change < 0 and is_better(name, change) is True
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"), [(984.0, "+984"), (-1234, "−1,234"), (0.3, "+0.3"), (0.0, "·"), (None, "?")]
+)
+def test_differences_are_shown_with_their_sign_and_no_needless_digits(difference, text):
+    assert shown_difference(difference) == text
 
 
 def test_a_step_is_counted_per_thousand_scores_that_its_warp_computes():

@@ -326,4 +326,5 @@ def shown_or_unknown(value: Value | None) -> str:
 def shown_difference(difference: float | None) -> str:
     if difference is None:
         return "?"
-    return f"{difference:+,}".replace("-", "−") if difference else "·"
+    whole = int(difference) if difference == int(difference) else difference
+    return f"{whole:+,}".replace("-", "−") if difference else "·"
