@@ -180,6 +180,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of qkv[:, 0], qkv[:, 1], qkv[:, 2]: qkv is (rows, 3, heads, head_dim)."""
+    _check_tensor("qkv", qkv)
     if qkv.dim() != 4 or qkv.shape[1] != 3:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)} is not allowed; allowed: (rows, 3, heads, head_dim)")
     q, k, v = qkv.unbind(1)
@@ -206,6 +207,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of q, kv[:, 0], kv[:, 1]: kv is (keys, 2, kv_heads, head_dim)."""
+    _check_tensor("kv", kv)
     if kv.dim() != 4 or kv.shape[1] != 2:
         raise ValueError(f"kv: shape {tuple(kv.shape)} is not allowed; allowed: (keys, 2, kv_heads, head_dim)")
     k, v = kv.unbind(1)
