@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from flashwright.attention import attention
 from flashwright.kernels.registry import parse_config
 from flashwright.operators.forward import config_chosen_for
+from flashwright.operators.plain_calls import LAUNCHED
 from flashwright.problem.options import AttentionOptions, as_window
 from flashwright.problem.window import Window
 from flashwright.runtime.forward import run_forward
@@ -304,6 +305,11 @@ def test_tensors_that_do_not_fit_together_are_named():
         attention(q, k.to("meta"), v)
     with pytest.raises(ValueError, match=r"q: dtype torch.int64 is not allowed; allowed: floating point"):
         attention(q.long(), k, v)
+    eight_bits = q.to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"q: dtype torch.float8_e4m3fn is not allowed; allowed: floating point of 16"):
+        attention(eight_bits, eight_bits, eight_bits)
+    with pytest.raises(ValueError, match=r"q: layout torch.sparse_coo is not allowed; allowed: dense tensors"):
+        attention(*[q.float().to_sparse()] * 3)
     with pytest.raises(TypeError, match=r"k: expected a torch.Tensor, got list"):
         attention(q, [1, 2], v)
     with pytest.raises(
@@ -340,3 +346,18 @@ def test_the_types_of_attention_have_all_of_its_arguments():
     assert len(overloads) == 3
     for overload in overloads:
         assert list(inspect.signature(overload).parameters) == list(inspect.signature(attention).parameters)
+
+
+@pytest.mark.parametrize(
+    ("options", "what_is_said"),
+    [
+        ({"window": np.array([3, 4])}, r"window: array\(\[3, 4\]\) is not allowed; allowed: None, or a pair"),
+        ({"causal": [True]}, r"causal: \[True\] is not allowed"),
+        ({"scale": [1.0]}, r"scale: \[1.0\] is not allowed"),
+    ],
+)
+def test_arguments_without_a_hash_are_refused_by_name_on_the_way_to_a_launch(monkeypatch, options, what_is_said):
+    monkeypatch.setattr(sys.modules["flashwright.attention"], "way_of_call", lambda *tensors: LAUNCHED)
+    q = torch.zeros(1, 1, 8, 64, dtype=torch.float16)
+    with pytest.raises(ValueError, match=what_is_said):
+        attention(q, q, q, **options)

@@ -23,7 +23,7 @@ from flashwright.workbench.bench.result_files import read_document, write_docume
 from flashwright.workbench.explain.code_orders import code_orders
 from flashwright.workbench.explain.disassembly import NOT_FOUND, find_disassembler
 from flashwright.workbench.explain.execution import STEADY_ITERATION, execute, step_counts
-from flashwright.workbench.explain.explanations import counted_warp, explanation_of, shared_map_of
+from flashwright.workbench.explain.explanations import counted_warp, shared_map_of
 from flashwright.workbench.explain.instruction_kinds import kind_of_ptx
 from flashwright.workbench.explain.order import distances_text, runs_text
 
@@ -158,7 +158,7 @@ def orders_of(kernel: Kernel[FlashForwardKernelConfig]) -> tuple[OrderFacts, ...
 def facts_of(kernel: Kernel[Any], keys: int = KEYS) -> KernelFacts:
     config, resident = kernel.config, occupancy(kernel, kernel.arch)
     execution = execute(kernel, keys // config.B_c - counted_warp(config).steps_before_loop)
-    step = step_counts(execution, shared_map_of(config))
+    step = step_counts(config, execution, shared_map_of(config))
     first, end = execution.iterations[STEADY_ITERATION]
     kinds = Counter(kind_of_ptx(entry.opcode).value for entry in execution.trace[first:end])
     totals = execution.run.counters
@@ -171,7 +171,7 @@ def facts_of(kernel: Kernel[Any], keys: int = KEYS) -> KernelFacts:
         limited_by=resident.limited_by,
         code_bytes=len(code),
         code_digest=digest(code),
-        scores=explanation_of(config).work_per_step(config),
+        scores=step.scores,
         instructions=step.instructions,
         by_kind=dict(sorted(kinds.items())),
         barriers=step.barriers,

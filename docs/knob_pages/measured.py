@@ -100,11 +100,16 @@ def _worst(worst: Worst | None) -> str:
 
 def ladder_table(ladder: Ladder) -> str:
     """Every rung with what the compiler and the simulator report of it, and its time."""
-    header = ["", "change", "registers", "bank conflicts", "instructions per KV step", "TFLOP/s"]
+    header = ["", "change", "registers", "bank conflicts", "instructions per 1,000 scores", "TFLOP/s"]
     timed = [rung for rung in ladder.rungs if rung.gpu is not None]
     peers = list(timed[0].gpu.ratios) if timed and timed[0].gpu else []
     rows = list(_rungs(ladder, peers))
-    return table([*header, *(f"× {label_of(peer)}" for peer in peers)], rows, numbers_from=2)
+    text = table([*header, *(f"× {label_of(peer)}" for peer in peers)], rows, numbers_from=2)
+    spills = any(SPILLS in row[2] for row in rows)
+    return f"{text}\n\n{SPILLS}: the kernel spills registers to memory." if spills else text
+
+
+SPILLS = "!"
 
 
 def _rungs(ladder: Ladder, peers: list[str]) -> Iterator[list[str]]:
@@ -114,9 +119,9 @@ def _rungs(ladder: Ladder, peers: list[str]) -> Iterator[list[str]]:
         yield [
             str(result.rung.number),
             result.rung.change,
-            f"{compiled.registers}{'!' if compiled.spill_bytes else ''}",
+            f"{compiled.registers}{SPILLS if compiled.spill_bytes else ''}",
             f"{result.simulation.bank_conflicts:,}",
-            f"{result.simulation.instructions_per_kv_step:,.0f}",
+            f"{result.instructions_per_thousand_scores:,.0f}",
             "-" if gpu is None else f"{gpu.tflops:.0f}",
             *("-" if gpu is None else f"{gpu.ratios[peer]:.3f}" for peer in peers),
         ]

@@ -1,5 +1,9 @@
 """FlashAttention kernels you can read, configure, simulate, tune and use, with or without a GPU."""
 
+from flashwright.interruption import end_quietly_if_command
+
+end_quietly_if_command()  # before the imports that take long
+
 from flashwright.attention import attention, choice, warm_up
 from flashwright.compiler.kernel import Kernel
 from flashwright.compiler.nvrtc import CompileError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, overload
 
 import numpy as np
@@ -142,7 +143,10 @@ def attention(
             causal, window, scale, softcap, return_lse, family, config, backend, row_invariant,
         )  # fmt: skip
         key = request if way == LAUNCHED else (request, deterministic)
-        kind = _kinds.get(key)
+        try:
+            kind = _kinds.get(key)
+        except TypeError:  # what has no hash is no argument of attention's, and is refused by its name
+            kind = None
         if kind is None and backend in (None, "gpu"):
             kind = _kinds[key] = _new_kind(
                 way, q, k, v, causal, window, scale, softcap, return_lse, family, config, row_invariant, deterministic
@@ -197,6 +201,8 @@ def warm_up(
     to compile for, into the cache on disk. Returns the kernels.
     """
     options = AttentionOptions.of(causal, window, None, softcap)
+    if not isinstance(head_dim, Integral):
+        raise TypeError(f"head_dim: expected an integer, got {head_dim!r}")
     check_shapes((1, 1, 1, head_dim), (1, 1, 1, head_dim), (1, 1, 1, head_dim))
     index, gpu = _gpu_to_warm_up(device, arch)
     wanted = needed_kernels(

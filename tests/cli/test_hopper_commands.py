@@ -106,6 +106,31 @@ def test_the_hopper_ladder_fits_80_columns(tmp_path):
     assert not any("…" in line for line in tables)
 
 
+def test_configs_of_the_ladder_can_be_copied_from_a_narrow_terminal():
+    console = Console(width=80, record=True, file=io.StringIO(), force_terminal=True)
+    ladder = a_timed_ladder()
+    _print_ladder(console, ladder)
+    lines = console.export_text().splitlines()
+    for result in ladder.rungs:
+        assert f"{result.rung.number:2} {result.rung.config}" in lines
+
+
+@pytest.mark.parametrize("spill_bytes", [0, 12])
+def test_the_mark_of_kernels_that_spill_is_explained(spill_bytes):
+    ladder = a_timed_ladder()
+    spilling = {"sm_90a": replace(ladder.rungs[0].compiled["sm_90a"], spill_bytes=spill_bytes)}
+    console = Console(width=200, record=True, file=io.StringIO())
+    _print_ladder(console, Ladder((replace(ladder.rungs[0], compiled=spilling), *ladder.rungs[1:])))
+    text = " ".join(console.export_text().split())
+    assert ("168!" in text) == ("!: the kernel spills registers to memory." in text) == (spill_bytes > 0)
+
+
+def test_instructions_of_rungs_compare_whatever_their_blocks():
+    first, *_, last = a_timed_ladder().rungs  # 800 instructions of a warp in a step; 64 keys a step, then 128
+    assert first.instructions_per_thousand_scores == 800 * 1000 / (16 * 64)
+    assert last.instructions_per_thousand_scores == 800 * 1000 / (16 * 128)
+
+
 def test_a_hopper_ladder_is_read_back_as_it_was_written(tmp_path):
     write_ladder(tmp_path / "ladder.json", a_timed_ladder())
     assert read_ladder(tmp_path / "ladder.json") == a_timed_ladder()
@@ -152,7 +177,9 @@ def test_simulate_runs_a_hopper_config_on_its_architecture():
 
 def test_tune_says_what_there_is_to_time(monkeypatch):
     monkeypatch.setattr("flashwright.cli.tune.this_machine", lambda: None)
-    code, out, error = flashwright("tune", "--family", "hopper", "--d-head", "64", "--limit", "1", "--json")
+    code, out, error = flashwright(
+        "tune", "--dry-run", "--family", "hopper", "--d-head", "64", "--limit", "1", "--json"
+    )
     assert code == 0, error
     (report,) = json.loads(out)["searches"]
     assert report["problem"]["family"] == "hopper"

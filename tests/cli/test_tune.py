@@ -81,8 +81,11 @@ def gpu(database, monkeypatch):
 # --- Without a GPU ---------------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_says_what_there_is_to_time_and_stores_nothing(run, database, no_gpu, program_cache_directory):
-    code, out, err = run("tune", "--d-head", "64", "--causal", "--limit", "2", "--arch", "sm_80", "--json")
+DRY_RUN = ("tune", "--dry-run", "--family", "ampere")
+
+
+def test_a_dry_run_says_what_there_is_to_time_and_stores_nothing(run, database, no_gpu, program_cache_directory):
+    code, out, err = run("tune", "--dry-run", "--d-head", "64", "--causal", "--limit", "2", "--arch", "sm_80", "--json")
     assert (code, err) == (0, "")
     (report,) = json.loads(out)["searches"]
     assert report.keys() == REPORT_KEYS
@@ -106,21 +109,40 @@ def test_without_a_gpu_it_says_what_there_is_to_time_and_stores_nothing(run, dat
     assert not database.path.exists()
 
 
-def test_the_table_says_that_timing_needs_a_gpu(run, database, no_gpu, monkeypatch):
+@pytest.mark.parametrize("arguments", [(), ("--all",), ("--json",)])
+def test_without_a_gpu_it_fails_at_once_and_says_so_once(run, database, no_gpu, arguments):
+    code, out, error = run("tune", *arguments)
+    assert (code, out) == (1, "")
+    assert error.count("there is none here") == error.count("--dry-run") == 1
+
+
+def test_a_dry_run_lists_the_space_and_what_there_is_to_time(run, database, no_gpu, monkeypatch):
     monkeypatch.setattr(tuning_candidates, "compile_all", fake_compiler())
-    code, out, _ = run(*SEARCH)
-    assert code == 0
-    assert "timing needs one" in out
-    assert "Nothing was stored" in out
+    code, out, error = run(*SEARCH, "--dry-run", "--family", "ampere")
+    assert (code, error) == (0, "")
     assert "rule 6" in out
     assert str(CONFIGS[0]) in out
+
+
+@pytest.mark.parametrize(("arch", "family"), [("sm_80", "ampere"), ("sm_90", "hopper"), ("sm_120", "ampere")])
+def test_a_dry_run_is_of_the_family_that_its_architecture_uses(run, database, no_gpu, monkeypatch, arch, family):
+    monkeypatch.setattr(tuning_candidates, "compile_all", fake_compiler())
+    _, out, _ = run("tune", "--dry-run", "--limit", "1", "--arch", arch, "--json")
+    assert [search["problem"]["family"] for search in json.loads(out)["searches"]] == [family]
+
+
+def test_a_dry_run_on_a_gpu_times_nothing(run, database, gpu):
+    measurer = gpu()
+    code, _, _ = run(*SEARCH, "--dry-run")
+    assert (code, measurer.checked, measurer.swept) == (0, [], [])
+    assert not database.path.exists()
 
 
 def test_the_full_space_is_searched_where_it_is_asked_for(run, database, no_gpu, monkeypatch):
     monkeypatch.setattr(tuning_candidates, "compile_all", fake_compiler())
     searches = {}
     for name in ("default", "full"):
-        code, out, _ = run("tune", "--d-head", "64", "--space", name, "--limit", "1", "--json")
+        code, out, _ = run(*DRY_RUN, "--d-head", "64", "--space", name, "--limit", "1", "--json")
         assert code == 0
         (searches[name],) = json.loads(out)["searches"]
     assert [searches[name]["space"]["name"] for name in searches] == ["default", "full"]
@@ -143,7 +165,7 @@ def test_a_space_that_cannot_be_searched_is_refused_at_once(run, database, no_gp
 
 def test_all_enumerates_every_head_dimension_of_what_is_asked_for(run, database, no_gpu, monkeypatch):
     monkeypatch.setattr(tuning_candidates, "compile_all", fake_compiler())
-    code, out, _ = run("tune", "--all", "--dtype", "FP16", "--causal", "--limit", "1", "--json")
+    code, out, _ = run(*DRY_RUN, "--all", "--dtype", "FP16", "--causal", "--limit", "1", "--json")
     assert code == 0
     problems = [search["problem"] for search in json.loads(out)["searches"]]
     assert [(problem["d_head"], problem["q_length"]) for problem in problems] == [
@@ -154,7 +176,7 @@ def test_all_enumerates_every_head_dimension_of_what_is_asked_for(run, database,
 
 def test_all_can_be_asked_for_one_length(run, database, no_gpu, monkeypatch):
     monkeypatch.setattr(tuning_candidates, "compile_all", fake_compiler())
-    code, out, _ = run("tune", "--all", "--seqlen", "2048", "--dtype", "FP16", "--causal", "--limit", "1", "--json")
+    code, out, _ = run(*DRY_RUN, "--all", "--seqlen", "2048", "--dtype", "FP16", "--causal", "--limit", "1", "--json")
     assert code == 0
     assert {search["problem"]["q_length"] for search in json.loads(out)["searches"]} == {2048}
 
@@ -162,7 +184,7 @@ def test_all_can_be_asked_for_one_length(run, database, no_gpu, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--d-head", "100"), "d_head: 100 has no kernel of its own to tune; allowed: 32, 64, 96"),
+        (("--d-head", "100"), "d_head: 100 has no kernel of its own to tune; allowed: 64, 96"),
         (("--d-head", "0"), "d_head: 0"),
         (("--dtype", "fp8"), "'fp8' is not a known element type; allowed: FP16, BF16"),
         (("--seqlen", "0"), "q_length: 0 is not allowed"),
@@ -179,13 +201,13 @@ def test_all_can_be_asked_for_one_length(run, database, no_gpu, monkeypatch):
     ],
 )
 def test_bad_arguments_are_one_message_and_exit_code_1(run, database, no_gpu, arguments, message):
-    code, out, err = run("tune", *arguments)
+    code, out, err = run("tune", "--dry-run", *arguments)
     assert (code, out) == (1, "")
     assert message in err
 
 
 def test_interrupting_the_real_process_ends_it_with_one_line(database):
-    command = [sys.executable, "-m", "flashwright", "tune", "--d-head", "64"]
+    command = [sys.executable, "-m", "flashwright", *DRY_RUN, "--d-head", "64"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -374,11 +396,19 @@ def test_results_are_shown(run, database):
 )
 def test_results_are_shown_with_whether_their_kernels_are_current(run, database, digest, currency):
     database.store([a_result(kernels=digest)])
-    (row,) = (line for line in run("tune", "show")[1].splitlines() if GPU in line)
-    assert row.split()[-2:-1] == [currency]
+    heading, _, row, _ = run("tune", "show")[1].splitlines()
+    assert GPU in heading and row.split()[-1] == currency
     document = json.loads(run("tune", "show", "--json")[1])
     assert [each["kernels"] for each in document["results"]] == [currency]
     assert from_document(document) == [a_result(kernels=digest)]
+
+
+def test_results_and_their_whole_configs_fit_a_narrow_terminal(run, database, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("tune", "show", "--shipped")[1].splitlines()
+    configs = [line.strip() for line in lines if line.startswith("  ")]
+    assert sorted(configs) == sorted(str(result.config) for result in shipped_results())
+    assert max(len(line) for line in lines if not line.startswith("  ")) <= 80
 
 
 def test_results_of_the_package_are_shown(run, database):
@@ -397,16 +427,28 @@ def test_exported_results_can_be_imported_elsewhere(run, database, tmp_path, mon
     elsewhere = TuningDatabase()
     assert elsewhere.path != database.path
     assert elsewhere.results() == database.results()
-    assert run("tune", "export", file, "--gpu", "another")[:2] == (0, f"1 results written to {file}\n")
+    assert run("tune", "export", file, "--gpu", "another")[:2] == (0, f"1 result written to {file}\n")
     assert [result["gpu"] for result in json.loads(file.read_text())["results"]] == ["another"]
-    assert list(tmp_path.glob("*partial*")) == []
+    assert run("tune", "export", "--output", file)[:2] == (0, f"2 results written to {file}\n")
+    assert sorted(path.name for path in tmp_path.glob("*results*") if path.is_file()) == ["results.json"]
+
+
+@pytest.mark.parametrize("where", ["/proc/results.json", "/nowhere/results.json", "/tmp"])
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(run, database, where):
+    database.store([a_result()])
+    code, out, err = run("tune", "export", where)
+    assert (code, out) == (1, "")
+    assert f"error: {where} " in err and "partial" not in err and f".{where.rpartition('/')[2]}." not in err
 
 
 def test_an_import_keeps_results_that_are_faster(run, database, tmp_path):
     file = tmp_path / "results.json"
     file.write_text(json.dumps(to_document([a_result(CONFIGS[1], 2.0), a_result(gpu="another")])))
     database.store([a_result(CONFIGS[0], 1.0)])
-    assert "1 results imported; 1 of yours are faster" in run("tune", "import", file)[1]
+    assert (
+        "1 result imported; kept, being faster or of the installed kernels: 1 of yours"
+        in run("tune", "import", file)[1]
+    )
     assert [result.config for result in database.results(GPU)] == [CONFIGS[0]]
 
 
@@ -437,5 +479,5 @@ def test_results_are_forgotten_only_when_that_is_meant(run, database, monkeypatc
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
     assert run("tune", "clear")[0] == 1
     assert len(database.results()) == 2
-    assert run("tune", "clear", "--yes", "--gpu", GPU)[:2] == (0, "1 results forgotten\n")
+    assert run("tune", "clear", "--yes", "--gpu", GPU)[:2] == (0, "1 result forgotten\n")
     assert [result.gpu for result in database.results()] == ["another"]

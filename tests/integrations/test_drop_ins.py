@@ -333,3 +333,44 @@ def test_wrong_starts_are_named():
     assert math.isinf(
         flash_attn_varlen_func(q, k[:0], v[:0], int32(0, 5), int32(0, 0), 5, 0, return_attn_probs=True)[1].min()
     )
+
+
+def test_errors_show_shapes_in_the_layout_of_the_function():
+    q = torch.randn(5, 4, 16)
+    with pytest.raises(
+        ValueError, match=r"q: shape \(5, 4, 16\) is not allowed; allowed: \(batch, rows, heads, head_dim"
+    ):
+        flash_attn_func(q, q, q)
+    q = torch.randn(1, 5, 4, 16)
+    with pytest.raises(ValueError, match=r"same shape; got \(1, 3, 4, 16\) and \(1, 5, 4, 16\)"):
+        flash_attn_func(q, q[:, :3], q)
+    q = torch.randn(1, 5, 4, 300)
+    with pytest.raises(ValueError, match=r"q: head_dim 300 is not allowed; allowed: 1 to 256"):
+        flash_attn_func(q, q, q)
+
+
+def test_arguments_of_another_type_are_named():
+    q, starts = torch.randn(1, 5, 4, 16), torch.tensor([0, 5], dtype=torch.int32)
+    rows = q[0]
+    with pytest.raises(TypeError, match=r"q: expected a torch.Tensor, got ndarray"):
+        flash_attn_func(q.numpy(), q, q)
+    with pytest.raises(TypeError, match=r"kv: expected a torch.Tensor, got NoneType"):
+        flash_attn_kvpacked_func(q, None)
+    with pytest.raises(NotImplementedError, match=r"dropout_p: not supported"):
+        flash_attn_func(q, q, q, dropout_p=None)
+    for cu_seqlens in ([0, 5], starts.numpy()):
+        with pytest.raises(
+            TypeError, match=r"cu_seqlens_q: expected a (torch.Tensor|tensor of int32), got (list|ndarr)"
+        ):
+            flash_attn_varlen_func(rows, rows, rows, cu_seqlens, starts, 5, 5)
+    with pytest.raises(TypeError, match=r"max_seqlen_q: expected an integer, got 'x'"):
+        flash_attn_varlen_func(rows, rows, rows, starts, starts, "x", 5)
+
+
+def test_pytorch_refuses_scores_that_are_no_numbers_and_dtypes_of_8_bits():
+    q = torch.randn(1, 2, 8, 16)
+    with pytest.warns(UserWarning, match="scale x is not supported"), pytest.raises(TypeError, match="must be float"):
+        scaled_dot_product_attention(q, q, q, scale="x")
+    q = q.to(torch.float8_e5m2)
+    with pytest.warns(UserWarning, match="float8_e5m2 is not supported"), pytest.raises(RuntimeError):
+        scaled_dot_product_attention(q, q, q)

@@ -19,6 +19,7 @@ from flashwright import (
     simulate_forward,
     tile_shapes,
 )
+from flashwright.hardware.architectures import architecture
 from flashwright.kernels import registry
 from flashwright.kernels.registry import (
     as_config,
@@ -137,6 +138,25 @@ def test_what_is_no_config_is_a_type_error_that_lists_what_is(ask, thing):
 def test_a_text_that_names_no_config_is_a_value_error(text):
     with pytest.raises(ValueError, match=r"names no (Hopper )?kernel; expected a short form such as"):
         as_config(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "short_form"),
+    [
+        ("Hopper (bf16, 64, 128, 64): Stages_2+OVERLAP", "hopper (BF16, 64, 128, 64): stages_2+overlap"),
+        ("(Bf16, 64, 64, 64, 4): Async+LOAD_2_2_2_tiles", "(BF16, 64, 64, 64, 4): async+load_2_2_2_tiles"),
+    ],
+)
+def test_short_forms_may_be_written_in_capitals(text, short_form):
+    assert as_config(text).short_form() == short_form
+
+
+@pytest.mark.parametrize("family", [family for family in families() if family.ladder], ids=lambda family: family.name)
+def test_every_rung_of_a_ladder_fits_every_architecture_that_is_climbed_on(family):
+    for d_head in family.d_heads:
+        for rung in family.ladder.rungs("BF16", d_head):
+            for arch in family.ladder.architectures:
+                assert tile_shapes(rung.config).shared_bytes <= architecture(arch).shared_bytes_per_block, rung
 
 
 # --- Registering -----------------------------------------------------------------------------------------------------

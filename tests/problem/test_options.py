@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,15 +30,23 @@ def test_causal_and_window_are_one_window(causal, window, expected):
     assert as_window(causal, window) == AttentionOptions.of(causal, window).window == expected
 
 
+def test_numbers_of_numpy_are_numbers(recwarn):
+    options = AttentionOptions.of(np.True_, (np.int64(3), np.int32(-1)), np.float32(0.5), np.float64(5))
+    assert options == AttentionOptions(Window(3, 0), 0.5, 5.0)
+    assert [type(value) for value in (options.window.left, options.scale, options.softcap)] == [int, float, float]
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"causal": "left"}, "causal: 'left' is not allowed; allowed: True, False, 'bottom-right', 'top-left'"),
         ({"causal": 2}, "causal: 2 is not allowed"),
+        ({"causal": np.array([1, 0])}, r"causal: array\(\[1, 0\]\) is not allowed"),
         ({"window": 3}, r"window: 3 is not allowed; allowed: None, or a pair \(left, right\)"),
         ({"window": (1, 2, 3)}, "allowed: None, or a pair"),
         ({"window": "12"}, "allowed: None, or a pair"),
-        ({"window": (-2, 0)}, "each side must be None, -1 .no limit. or at least 0"),
+        ({"window": (-2, 0)}, "each side must be None, -1 .no limit. or an integer of at least 0"),
         ({"window": (0, 1.5)}, "each side must be"),
         ({"window": (True, 0)}, "each side must be"),
         ({"scale": 0.0}, "scale: 0.0 is not allowed; allowed: None .1/√head_dim., or a positive finite number"),
@@ -45,6 +54,10 @@ def test_causal_and_window_are_one_window(causal, window, expected):
         ({"scale": 1e-60}, "scale: 1e-60"),
         ({"scale": math.inf}, "scale: inf"),
         ({"scale": "1"}, "scale: '1'"),
+        ({"scale": np.float32(0)}, "scale: np.float32.0.0. is not allowed"),
+        ({"scale": 10**400}, "scale: 1000"),
+        ({"softcap": None}, "softcap: None is not allowed"),
+        ({"softcap": "x"}, "softcap: 'x' is not allowed"),
         ({"softcap": -1.0}, "softcap: -1.0 is not allowed; allowed: 0 .none., or a positive finite number"),
         ({"softcap": math.nan}, "softcap: nan"),
         ({"softcap": 1e60}, "softcap: 1e[+]60"),

@@ -23,6 +23,7 @@ REJECTED = "(BF16, 64, 64, 64, 4): async+swizzled+load_2_2_2_tiles+opt_softmax"
 INVALID = "(BF16, 64, 64, 64, 4): async+swizzled+load_3_2_2_tiles"
 HOPPER_PLAIN = "hopper (BF16, 64, 128, 64): stages_2"
 HOPPER_OVERLAPPED = "hopper (BF16, 64, 128, 64): stages_2+overlap+ping_pong+persistent+lazy"
+HOPPER_RESCALING = "hopper (BF16, 64, 128, 64): stages_2+overlap"
 HOPPER_GUESSING = f"{HOPPER_OVERLAPPED}+guess"
 
 

@@ -125,7 +125,7 @@ def test_a_stored_ladder_is_shown_and_drawn_anywhere(ladder, stored, tmp_path):
         for text in ("FlashAttention-2", "TFLOP/s", "NVIDIA Imaginary", "× rung"):
             assert text in texts
     else:
-        for text in ("instructions per warp and KV step", "bank conflicts", "243,712"):
+        for text in ("instructions per 1,000 scores", "bank conflicts", "243,712"):
             assert text in texts
 
 

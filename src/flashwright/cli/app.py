@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from flashwright.cli.bench import bench
 from flashwright.cli.cache import app as cache_app
@@ -20,11 +22,30 @@ from flashwright.cli.tune import app as tune_app
 from flashwright.cli.warm_up import warm_up
 from flashwright.cli.which import which
 from flashwright.compiler.nvrtc import CompileError, CompilerMissing
+from flashwright.interruption import INTERRUPTED, leave_to_command
 from flashwright.runtime.devices import GPUError
 from flashwright.simulator.errors import SimulationError
 from flashwright.simulator.ptx.lexer import PtxSyntaxError
+from flashwright.version import __version__
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+class _Commands(TyperGroup):
+    """Reports an interruption that a command does not report itself; typer would end it without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            Console(stderr=True).print("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Start with `flashwright doctor`: what this machine has. No GPU is needed but for bench and tune.",
+)
 COMMANDS = (bench, check, compare, doctor, explain, ladder, simulate, warm_up, which)
 for command in COMMANDS:
     app.command()(command)
@@ -32,18 +53,35 @@ app.add_typer(tune_app, name="tune")
 app.add_typer(cache_app, name="cache")
 
 
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"flashwright {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def flashwright() -> None:
-    """FlashAttention kernels you can read, configure, simulate, tune and use."""
+def flashwright(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """FlashAttention kernels you can read, configure, simulate, tune and use, with or without a GPU."""
 
 
 def main() -> None:
     """The entry point: what a user can cause is reported as one message, not as a traceback."""
     try:
+        leave_to_command()
         app()
     except (ValueError, OSError, CompileError, CompilerMissing, GPUError, SimulationError, PtxSyntaxError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(str(error))
+    except MemoryError as error:
+        _fail(f"not enough memory{f': {error}' if str(error) else ''}")
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    sys.exit(1)

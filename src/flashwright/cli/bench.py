@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.cli.output import CAUSAL, D_HEAD, ROWS, JsonOption, print_json, table_console
+from flashwright.interruption import INTERRUPTED
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named, family_names, family_of, parse_config
 from flashwright.problem.dtypes import DType
@@ -48,9 +49,6 @@ from flashwright.workbench.bench.scores import KINDS, NORMAL, chosen_scores
 from flashwright.workbench.bench.training import prepare_operation
 from flashwright.workbench.environment import environment_record
 
-INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended."""
-
 
 def bench(
     operation: Annotated[
@@ -60,15 +58,17 @@ def bench(
         ),
     ] = None,
     d_head: Annotated[
-        list[int] | None, typer.Option(help="Head dimension; give it several times.", show_default="64, 128, 256")
+        list[int] | None,
+        typer.Option(*D_HEAD, help="Head dimension; give it several times.", show_default="64, 128, 256"),
     ] = None,
     seqlen: Annotated[
-        list[int] | None, typer.Option(help="Sequence length; give it several times.", show_default="512 to 16384")
+        list[int] | None,
+        typer.Option(*ROWS, help="Rows of q, k and v; give it several times.", show_default="512 to 16384"),
     ] = None,
-    causal: Annotated[bool | None, typer.Option("--causal/--full", help="One mask only.", show_default="both")] = None,
+    causal: Annotated[bool | None, typer.Option(*CAUSAL, help="One mask only.", show_default="both")] = None,
     dtype: Annotated[str | None, typer.Option(help="FP16 or BF16.", show_default="BF16")] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens in all: batch = tokens / seqlen.", show_default="16384")
+        int | None, typer.Option(help="Tokens in all: batch = tokens / rows.", show_default="16384")
     ] = None,
     hidden: Annotated[
         int | None, typer.Option(help="Hidden size: heads = hidden / d_head.", show_default="2048")

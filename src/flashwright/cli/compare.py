@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from flashwright.cli.attention_options import (
@@ -16,14 +17,16 @@ from flashwright.cli.attention_options import (
     WindowOption,
     sample_of,
 )
-from flashwright.cli.explain import ArchOption, ConfigArgument, HtmlOption, check_html_place
+from flashwright.cli.explain import ArchOption, ConfigArgument, HtmlOption
 from flashwright.cli.output import JsonOption, print_json, table_console
 from flashwright.kernels.family import OLDEST, KernelConfig
 from flashwright.kernels.registry import family_of, parse_config, tile_shapes
+from flashwright.workbench.bench.result_files import check_destination, write_atomically
 from flashwright.workbench.explain.compare import ComparedSection, Comparison, compare_facts
+from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.gather import explain_config
-from flashwright.workbench.explain.page import comparison_page
 from flashwright.workbench.explain.report import shown
+from flashwright.workbench.quantities import counted
 
 
 def compare(
@@ -40,22 +43,25 @@ def compare(
     keys: SampleKeysOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report how two configs differ in all that `explain` knows."""
-    check_html_place(html)
+    """Report how two configs differ in all that `explain` knows: which facts, and which of them speak for which."""
+    if html is not None:
+        check_destination(html)
     sample = sample_of(causal, window, softcap, heads, kv_heads, keys)
     configs = (parse_config(first), parse_config(second))
     for config in configs:
         tile_shapes(config)
     target = _common_target(configs, arch)
     comparison = compare_facts(*(explain_config(config, target, turning=(), sample=sample) for config in configs))
+    if differing:
+        comparison = comparison.only_differing()
     if html is not None:
-        html.write_text(comparison_page(comparison), "utf-8")
+        write_atomically(html, comparison_page(comparison).encode())
     if as_json:
         print_json(comparison.to_dict(), "compare")
     elif html is not None:
         table_console().print(f"wrote {html}", highlight=False, soft_wrap=True)
     else:
-        _print_comparison(comparison, only_differing=differing)
+        _print_comparison(comparison)
 
 
 def _common_target(configs: tuple[KernelConfig, KernelConfig], arch: str) -> str:
@@ -63,27 +69,30 @@ def _common_target(configs: tuple[KernelConfig, KernelConfig], arch: str) -> str
     return max(family_of(config).target(arch) for config in configs)
 
 
-def _print_comparison(comparison: Comparison, *, only_differing: bool) -> None:
-    console = table_console()
-    for name, facts in zip(("first", "second"), comparison.facts, strict=True):
-        console.print(f"[bold]{name}[/]  {facts.config}", highlight=False, soft_wrap=True)
-    console.print(f"{comparison.differing} facts differ on {comparison.facts[0].target}", highlight=False)
+def _print_comparison(comparison: Comparison) -> None:
+    console, labels = table_console(), comparison.labels
+    for label, facts in zip(labels, comparison.facts, strict=True):
+        console.print(f"[bold]{escape(label)}[/]  {escape(facts.config)}", highlight=False, soft_wrap=True)
+    arch = comparison.facts[0].target
+    differ = "differs" if comparison.differing == 1 else "differ"
+    console.print(f"{counted(comparison.differing, 'fact')} {differ} on {arch}", highlight=False)
+    for judgement, is_better in (("better", True), ("worse", False)):
+        if names := comparison.effects_judged(is_better):
+            console.print(f"{judgement} in {escape(labels[1])}: {', '.join(names)}", highlight=False, soft_wrap=True)
     for section in comparison.sections:
-        table = _table(section, only_differing)
-        if table.row_count:
-            console.print(table)
+        if section.rows:
+            console.print(_table(section, labels))
         if section.remark:
             console.print(f"{section.title}: {section.remark}", highlight=False, soft_wrap=True)
 
 
-def _table(section: ComparedSection, only_differing: bool) -> Table:
+def _table(section: ComparedSection, labels: tuple[str, str]) -> Table:
     table = Table(title=section.title, title_justify="left", pad_edge=False)
     table.add_column("")
     table.add_column("fact")
-    table.add_column("first", justify="right")
-    table.add_column("second", justify="right")
-    for row in section.rows:
-        if row.differs or not only_differing:
-            style = "bold" if row.differs else "dim"
-            table.add_row("≠" if row.differs else "", row.name, *map(shown, row.values), style=style)
+    for label in labels:
+        table.add_column(escape(label), justify="right", overflow="fold")
+    for row in (*section.differing, *section.same):
+        style = "bold" if row.differs else "dim"
+        table.add_row("≠" if row.differs else "", row.name, *map(shown, row.values), style=style)
     return table

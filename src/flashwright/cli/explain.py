@@ -19,8 +19,10 @@ from flashwright.cli.attention_options import (
     sample_of,
 )
 from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.hardware.architectures import ARCHITECTURES
 from flashwright.kernels.family import OLDEST
 from flashwright.kernels.registry import family_of, is_judged_by_filter, parse_config, tile_shapes
+from flashwright.workbench.bench.result_files import check_destination, write_atomically
 from flashwright.workbench.explain.facts import ConfigFacts, Neighbour, UnbuiltFacts
 from flashwright.workbench.explain.gather import explain_config, unbuilt_facts
 from flashwright.workbench.explain.knob_pages import knob_links, knob_pages
@@ -33,6 +35,7 @@ from flashwright.workbench.explain.report import (
     sections,
     shown,
     shown_difference,
+    shown_or_unknown,
     unbuilt_sections,
 )
 
@@ -40,7 +43,7 @@ ConfigArgument = Annotated[str, typer.Argument(help="A config's short form, or a
 ArchOption = Annotated[
     str,
     typer.Option(
-        help="The GPU architecture to compile for: sm_80, sm_86, sm_89, sm_90, …, or the oldest that it runs on."
+        help=f"The GPU architecture to compile for: {', '.join(ARCHITECTURES)}, or the oldest that it runs on."
     ),
 ]
 HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained HTML page with pictures.")]
@@ -50,8 +53,8 @@ _SHORT_NAMES = {
     "spill_bytes": "spill",
     "shared_bytes": "shared",
     "blocks_per_sm": "blocks",
-    "instructions_per_step": "instr.",
-    "bank_conflicts_per_step": "confl.",
+    "instructions_per_thousand_scores": "instr.",
+    "conflicts_per_thousand_scores": "confl.",
 }
 _COLOURS = {True: "green", False: "red", None: "default"}
 
@@ -74,7 +77,8 @@ def explain(
     The kernel is that of a full mask unless options say otherwise. A mask's kernel is looked at in steps that no edge
     of the mask cuts. Of a config that the filter rejects and no kernel can be built from: its knobs, and the rule.
     """
-    check_html_place(html)
+    if html is not None:
+        check_destination(html)
     sample = sample_of(causal, window, softcap, heads, kv_heads, keys)
     parsed = parse_config(config)
     target = family_of(parsed).target(arch)
@@ -89,7 +93,8 @@ def explain(
         facts = explain_config(parsed, target, turning=None if neighbours else (), sample=sample)
     if html is not None:
         links = knob_links(parsed, html.parent)
-        html.write_text(config_page(facts, links) if isinstance(facts, ConfigFacts) else unbuilt_page(facts), "utf-8")
+        page = config_page(facts, links) if isinstance(facts, ConfigFacts) else unbuilt_page(facts)
+        write_atomically(html, page.encode())
     if as_json:
         print_json(facts.to_dict(), "explain")
     elif html is not None:
@@ -98,14 +103,6 @@ def explain(
         _print_facts(facts)
     else:
         _print_unbuilt(facts)
-
-
-def check_html_place(html: Path | None) -> None:
-    """Before minutes of work, not after: raises `ValueError` if a page cannot be written there."""
-    if html is not None and not html.absolute().parent.is_dir():
-        raise ValueError(f"--html: there is no directory {html.parent} to write {html.name} to")
-    if html is not None and html.is_dir():
-        raise ValueError(f"--html: {html} is a directory; expected the name of a file")
 
 
 def _print_facts(facts: ConfigFacts) -> None:
@@ -154,7 +151,7 @@ def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
     table = Table(
         title="One knob turned: what would change",
         title_justify="left",
-        caption=f"Δ of {', '.join(EFFECT_NAMES.values())}; a step is of one warp.",
+        caption=f"Δ of {', '.join(EFFECT_NAMES.values())}.",
         caption_justify="left",
         padding=(0, 1 if with_verdicts else 0),
     )
@@ -163,8 +160,8 @@ def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
         table.add_column(_SHORT_NAMES[name], justify="right", no_wrap=True)
     if with_verdicts:
         table.add_column("verdict", style="dim", overflow="fold")
-    own = [getattr(facts.effects, name) for name in EFFECT_NAMES]
-    table.add_row("this config", *("?" if value is None else shown(value) for value in own), style="bold")
+    own = (shown_or_unknown(getattr(facts.effects, name)) for name in EFFECT_NAMES)
+    table.add_row("this config", *own, style="bold")
     for neighbour in facts.neighbours:
         verdict = [_verdict(neighbour)] if with_verdicts else []
         table.add_row(neighbour.change, *_differences(facts, neighbour), *verdict)
@@ -174,8 +171,9 @@ def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
 def _differences(facts: ConfigFacts, neighbour: Neighbour) -> list[str]:
     if neighbour.effects is None:
         return [""] * len(EFFECT_NAMES)
+    fewer_are_better = neighbour.fewer_registers_are_better
     return [
-        f"[{_COLOURS[is_better(neighbour, name, value)]}]{shown_difference(value)}[/]"
+        f"[{_COLOURS[is_better(name, value, fewer_registers_are_better=fewer_are_better)]}]{shown_difference(value)}[/]"
         for name, value in differences(facts.effects, neighbour.effects).items()
     ]
 

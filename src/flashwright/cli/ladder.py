@@ -18,7 +18,7 @@ from flashwright.cli.attention_options import (
     WindowOption,
     sample_of,
 )
-from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.cli.output import D_HEAD, JsonOption, print_json, table_console
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import FORWARD
 from flashwright.workbench.bench.figures import plot_files, save_figure
@@ -36,13 +36,16 @@ from flashwright.workbench.ladder import (
     write_ladder,
 )
 from flashwright.workbench.ladder_plot import ladder_figure
+from flashwright.workbench.quantities import kib
 from flashwright.workbench.sample import PLAIN_SAMPLE
 
 MIN_COLUMNS_FOR_CONFIGS = 150
+SPILLS = "!"
+"""Marks the registers of a kernel that spills."""
 STATIC_COLUMNS = (
     "shared\nKiB",
     "blocks\nper SM",
-    "instr. /\nstep",
+    "instr. /\n1,000\nscores",
     "bank\nconflicts",
     "global\nsectors",
     "error",
@@ -61,7 +64,7 @@ def ladder(
     dtype: Annotated[str | None, typer.Option(help="FP16 or BF16.", show_default="BF16")] = None,
     d_head: Annotated[
         int | None,
-        typer.Option(help="Head dimension, of those that the family has a kernel for.", show_default="128"),
+        typer.Option(*D_HEAD, help="Head dimension, of those that the family has a kernel for.", show_default="128"),
     ] = None,
     causal: CausalOption = False,
     window: WindowOption = None,
@@ -115,7 +118,7 @@ def _print_ladder(console: Console, ladder: Ladder) -> None:
     if ladder.timed:
         console.print(_ladder_table(ladder, with_static=False, with_times=True, with_configs=False))
     for result in ladder.rungs:
-        console.print(f"{result.rung.number:2} {result.rung.config}", highlight=False)
+        console.print(f"{result.rung.number:2} {result.rung.config}", highlight=False, soft_wrap=True)
 
 
 def _ladder_table(ladder: Ladder, *, with_static: bool, with_times: bool, with_configs: bool) -> Table:
@@ -150,10 +153,10 @@ def _static_facts(ladder: Ladder) -> list[list[str]]:
         simulation = result.simulation
         rows.append(
             [
-                "/".join(f"{c.registers}{'!' if c.spill_bytes else ''}" for c in per_arch),
-                f"{per_arch[0].shared_bytes / 1024:.4g}",
+                "/".join(f"{c.registers}{SPILLS if c.spill_bytes else ''}" for c in per_arch),
+                kib(per_arch[0].shared_bytes),
                 "/".join(str(c.blocks_per_sm) for c in per_arch),
-                f"{simulation.instructions_per_kv_step:,.0f}",
+                f"{result.instructions_per_thousand_scores:,.0f}",
                 f"{simulation.bank_conflicts:,}",
                 f"{simulation.global_sectors:,}",
                 f"{simulation.relative_error:.1e}{'' if result.correct else ' WRONG'}",
@@ -179,6 +182,8 @@ def _ladder_caption(ladder: Ladder, *, simulated: bool, timed: bool) -> str:
     if simulated:
         heads, _ = ladder.sample.head_counts(SIMULATED_HEADS)
         texts.append(f"Simulated: {heads} heads, {SIMULATED_ROWS} rows, checked against float64.")
+        if any(compiled.spill_bytes for result in ladder.rungs for compiled in result.compiled.values()):
+            texts.append(f"{SPILLS}: the kernel spills registers to memory.")
     if timed:
         shape, gpu = TIMED_SHAPE, ladder.environment.get("gpu") or "a GPU"
         texts.append(

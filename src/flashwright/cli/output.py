@@ -11,6 +11,12 @@ from rich.console import Console
 FILE_COLUMNS = 200
 """Width of tables that do not go to a terminal."""
 
+# One name for one thing in every command. The second spelling of each is that of other tools, or of earlier versions.
+D_HEAD = ("--d-head", "--head-dim")
+ROWS = ("--rows", "--seqlen")
+KEYS = ("--keys", "--kv-seqlen")
+CAUSAL = ("--causal/--no-causal", " /--full")
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

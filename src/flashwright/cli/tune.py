@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,18 +19,22 @@ from flashwright.choice.database import TuningDatabase
 from flashwright.choice.lookup import shipped_results
 from flashwright.choice.problem import STANDARD_LENGTHS, problem_of, standard_problems
 from flashwright.choice.results import TunedResult, TuningFileError, from_document, to_document
-from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.cli.output import CAUSAL, D_HEAD, KEYS, ROWS, JsonOption, print_json, table_console
+from flashwright.hardware.architectures import GPUModel
+from flashwright.interruption import INTERRUPTED
 from flashwright.kernels.family import DEFAULT_SPACE, Occasion
 from flashwright.kernels.registry import families, family_named, family_names
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import BACKWARD, FORWARD
 from flashwright.problem.lengths import length_bucket
+from flashwright.runtime.devices import GPUError
+from flashwright.workbench.bench.result_files import check_destination, write_document
 from flashwright.workbench.bench.scores import KINDS, chosen_scores
-from flashwright.workbench.tuning.measure import TUNING_SCORES, Machine, this_machine
+from flashwright.workbench.quantities import counted, kib
+from flashwright.workbench.tuning.measure import TUNING_SCORES, this_machine
 from flashwright.workbench.tuning.space import considered_configs
 from flashwright.workbench.tuning.tuner import TuningReport, tune
 
-INTERRUPTED = 130
 DEFAULT_D_HEAD = 128
 GpuOption = Annotated[str | None, typer.Option(help="Only results of this GPU model, by its full name.")]
 
@@ -44,12 +48,12 @@ def tune_command(
         str, typer.Option(help="What the kernels compute: forward, or backward, for gradients.")
     ] = FORWARD,
     d_head: Annotated[
-        int | None, typer.Option(help="Head dimension with a kernel of its own.", show_default="128")
+        int | None, typer.Option(*D_HEAD, help="Head dimension with a kernel of its own.", show_default="128")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="FP16 or BF16.", show_default="BF16")] = None,
-    causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Mask.", show_default="no-causal")] = None,
-    seqlen: Annotated[int | None, typer.Option(help="Rows of queries.", show_default="4096")] = None,
-    kv_seqlen: Annotated[int | None, typer.Option(help="Rows of keys.", show_default="as many")] = None,
+    causal: Annotated[bool | None, typer.Option(*CAUSAL, help="Mask.", show_default="no-causal")] = None,
+    seqlen: Annotated[int | None, typer.Option(*ROWS, help="Rows of queries.", show_default="4096")] = None,
+    kv_seqlen: Annotated[int | None, typer.Option(*KEYS, help="Rows of keys.", show_default="as many")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences.", show_default="16,384 rows in all")] = None,
     heads: Annotated[int | None, typer.Option(help="Heads.", show_default="2,048 columns in all")] = None,
     family: Annotated[
@@ -78,10 +82,13 @@ def tune_command(
     quick: Annotated[bool, typer.Option("--quick", help="Try only the promising part of the space.")] = False,
     limit: Annotated[int | None, typer.Option(help="Try at most so many configs, the promising first.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue where the same command was interrupted.")] = False,
-    arch: Annotated[str, typer.Option(help="What to compile for where there is no GPU.")] = "sm_90",
+    arch: Annotated[str, typer.Option(help="What to compile for where there is no GPU, or with --dry-run.")] = "sm_90",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what there is to time on --arch; needs no GPU.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the fastest config for a problem on this GPU, for attention() and its gradients to use. Without a GPU: what
+    """Find the fastest config for a problem on this GPU, for attention() and its gradients to use; with --dry-run, what
     there is to time.
 
     Every config that the rules keep is compiled; what spills is dropped, the rest checked against float64 and timed by
@@ -94,15 +101,16 @@ def tune_command(
     if not families(operation):
         raise ValueError(f"operation: {operation!r} has no kernels of its own; allowed: {FORWARD}, {BACKWARD}")
     kinds = chosen_scores(scores or TUNING_SCORES)
-    machine, database = this_machine(), TuningDatabase()
+    machine, database = None if dry_run else this_machine(), TuningDatabase()
     if family is None:
-        family = _family_in_use(machine, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD, operation)
+        gpu = GPUModel.of_architecture("", arch) if machine is None else machine.gpu
+        family = _family_in_use(gpu, seqlen or STANDARD_LENGTHS[-1], d_head or DEFAULT_D_HEAD, operation)
     family = family_named(family, operation).prefix
-    considered_configs(family, space)  # refuses an unknown one before anything is compiled
     if quick and space != DEFAULT_SPACE:
         raise ValueError(f"--quick: not with --space {space}; the promising part is one of the default space")
+    considered_configs(family, space)  # refuses an unknown one before anything is compiled
     if everything:
-        for name, value in {"kv-seqlen": kv_seqlen, "batch": batch, "heads": heads}.items():
+        for name, value in {"keys": kv_seqlen, "batch": batch, "heads": heads}.items():
             if value is not None:
                 raise ValueError(f"--{name}: not with --all, which has sizes of its own")
         problems = list(standard_problems(dtype=dtype, d_head=d_head, causal=causal, length=seqlen, family=family))
@@ -112,6 +120,11 @@ def tune_command(
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         problems = [problem_of(family=family, **chosen)]
 
+    if machine is None and not dry_run:
+        raise GPUError(
+            "tune measures on an NVIDIA GPU (compute capability 8.0 or later) with PyTorch, and there is none here "
+            "(`flashwright doctor` says what is missing). --dry-run lists what there is to time, and needs no GPU."
+        )
     reports: list[TuningReport] = []
     try:
         for number, problem in enumerate(problems, start=1):
@@ -130,9 +143,8 @@ def tune_command(
         print_json({"searches": [report.to_dict() for report in reports]}, "tune")
 
 
-def _family_in_use(machine: Machine | None, length: int, d_head: int, operation: str) -> str:
-    """What attention() uses on this GPU."""
-    gpu = None if machine is None else machine.gpu
+def _family_in_use(gpu: GPUModel, length: int, d_head: int, operation: str) -> str:
+    """What attention() uses on a GPU."""
     bucket = length_bucket(length)
     return best_family(Occasion(DType.BF16, d_head, False, bucket, bucket, gpu), operation).name
 
@@ -152,7 +164,6 @@ def _print_report(report: TuningReport, *, heading: str, brief: bool) -> None:
     if report.result is None:
         if not brief:
             console.print(_survivors_table(report))
-        console.print("There is no GPU here: timing needs one, with PyTorch. Nothing was stored.", highlight=False)
         return
     if not brief:
         console.print(_timings_table(report))
@@ -190,9 +201,7 @@ def _survivors_table(report: TuningReport) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for each in report.candidates.survivors:
         blocks = "?" if each.blocks_per_sm is None else str(each.blocks_per_sm)
-        table.add_row(
-            str(each.config), str(each.registers), f"{each.shared_bytes / 1024:g}", blocks, each.limited_by or "?"
-        )
+        table.add_row(str(each.config), str(each.registers), kib(each.shared_bytes), blocks, each.limited_by or "?")
     return table
 
 
@@ -250,49 +259,54 @@ def show(
             each["kernels"] = currency(result).value
         print_json(document, "tune-show")
     elif results:
-        table_console().print(_results_table(results))
+        _print_results(table_console(), results)
     else:
         where = "this package" if shipped else str(database.path)
         print(f"no results in {where}" + ("" if gpu is None else f" for {gpu}"))
 
 
-def _results_table(results: Sequence[TunedResult]) -> Table:
-    table = Table()
-    for name in ("GPU", "operation", "dtype", "d_head", "mask", "queries", "keys"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("config", overflow="fold")
-    table.add_column("scores", overflow="fold")
-    for name in ("ms", "TFLOP/s", "date", "kernels"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for result in results:
-        kind = result.problem.kind
-        mask = "causal" if kind.causal else "full"
-        options = str(result.config).partition(", ")[2].partition(", ")[2]
-        table.add_row(
-            escape(result.gpu), result.problem.operation, kind.dtype.name, str(kind.d_head), mask, kind.q_bucket,
-            kind.kv_bucket, f"({options}", ", ".join(result.scores), f"{result.best.time_ms:.4f}",
-            f"{result.tflops:.0f}", result.date[:10], currency(result).value,
-        )  # fmt: skip
-    return table
+RESULT_COLUMNS = "{:5} {:>6} {:6} {:>9} {:>9} {:>9} {:>7} {:10} {}"
+"""Of 80 characters at most. A result's config has a line of its own below, to be copied whole."""
+
+
+def _print_results(console: Console, results: Sequence[TunedResult]) -> None:
+    """By GPU and kinds of scores."""
+
+    def group_of(result: TunedResult) -> tuple[str, tuple[str, ...]]:
+        return result.gpu, result.scores
+
+    for (gpu, scores), group in groupby(sorted(results, key=group_of), key=group_of):
+        console.print(f"[bold]{escape(gpu)}[/], scores: {', '.join(scores)}", highlight=False)
+        headings = ("dtype", "d_head", "mask", "queries", "keys", "ms", "TFLOP/s", "date", "kernels")
+        console.print(RESULT_COLUMNS.format(*headings), style="bold", highlight=False)
+        for result in group:
+            kind = result.problem.kind
+            values = (
+                kind.dtype.name, kind.d_head, "causal" if kind.causal else "full", kind.q_bucket, kind.kv_bucket,
+                f"{result.best.time_ms:.4f}", f"{result.tflops:.0f}", result.date[:10], currency(result).value,
+            )  # fmt: skip
+            console.print(RESULT_COLUMNS.format(*values), highlight=False)
+            console.print(f"  {result.config}", style="dim", highlight=False, soft_wrap=True)
 
 
 @app.command(name="export")
 def export_results(
-    file: Annotated[Path, typer.Argument(help="Where to write.", metavar="FILE.json")],
+    file: Annotated[Path | None, typer.Argument(help="Where to write.", metavar="FILE.json")] = None,
+    output: Annotated[Path | None, typer.Option(help="The same, as other commands write it.")] = None,
     gpu: GpuOption = None,
     dtype: Annotated[str | None, typer.Option(help="Only FP16 or BF16.")] = None,
 ) -> None:
     """Write your results to a file, to share them."""
+    if (file is None) == (output is None):
+        raise ValueError("give one file to write to: FILE.json, or --output FILE.json")
+    file = file or output
+    assert file is not None
+    check_destination(file)
     results = TuningDatabase().results(gpu)
     if dtype is not None:
         results = [result for result in results if result.problem.dtype == DType.parse(dtype)]
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(to_document(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
-    print(f"{len(results)} results written to {file}")
+    write_document(file, to_document(results))
+    print(f"{counted(len(results), 'result')} written to {file}")
 
 
 @app.command(name="import")
@@ -308,8 +322,8 @@ def import_results(
         raise TuningFileError(f"{file}: {error}") from error
     stored = TuningDatabase().store(results) if results else []
     kept = sum(mine != theirs for mine, theirs in zip(stored, results, strict=True))
-    why_kept = f"; {kept} of yours are faster, or of the installed kernels, and were kept" if kept else ""
-    print(f"{len(results) - kept} results imported{why_kept}")
+    why_kept = f"; kept, being faster or of the installed kernels: {kept} of yours" if kept else ""
+    print(f"{counted(len(results) - kept, 'result')} imported{why_kept}")
 
 
 @app.command()
@@ -320,5 +334,5 @@ def clear(
     """Forget your results and unfinished searches; those of the package remain."""
     database = TuningDatabase()
     if not yes:
-        typer.confirm(f"Forget {len(database.results(gpu))} results in {database.path}?", abort=True)
-    print(f"{database.clear(gpu)} results forgotten")
+        typer.confirm(f"Forget {counted(len(database.results(gpu)), 'result')} in {database.path}?", abort=True)
+    print(f"{counted(database.clear(gpu), 'result')} forgotten")

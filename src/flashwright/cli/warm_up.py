@@ -7,16 +7,17 @@ from typing import Annotated
 import typer
 
 from flashwright.attention import warm_up as compile_ahead
-from flashwright.cli.output import JsonOption, print_json
+from flashwright.cli.output import CAUSAL, D_HEAD, JsonOption, print_json
 from flashwright.kernels.registry import family_names
+from flashwright.workbench.quantities import counted
 
 
 def warm_up(
-    head_dim: Annotated[list[int], typer.Option(help="Head dimension of the model; may be given several times.")],
+    head_dim: Annotated[
+        list[int], typer.Option(*D_HEAD, help="Head dimension of the model; may be given several times.")
+    ],
     dtype: Annotated[list[str], typer.Option(help="FP16 or BF16; may be given several times.")] = ["BF16"],  # noqa: B006
-    causal: Annotated[
-        bool | None, typer.Option("--causal/--no-causal", help="Mask.", show_default="with and without")
-    ] = None,
+    causal: Annotated[bool | None, typer.Option(*CAUSAL, help="Mask.", show_default="with and without")] = None,
     window_left: Annotated[int, typer.Option(help="Keys before its own that a row attends to; -1: all.")] = -1,
     window_right: Annotated[int, typer.Option(help="Keys after its own; -1: all.")] = -1,
     softcap: Annotated[float, typer.Option(help="Soft cap of the scores; 0: none.")] = 0.0,
@@ -56,4 +57,5 @@ def warm_up(
         )
         return
     fresh = sum(not kernel.program.from_cache for kernel in kernels)
-    print(f"{len(kernels)} kernels are ready, {fresh} of them compiled just now")
+    verb = "is" if len(kernels) == 1 else "are"
+    print(f"{counted(len(kernels), 'kernel')} {verb} ready, {fresh} of them compiled just now")

@@ -39,7 +39,9 @@ ARCHITECTURES = {
         Architecture("sm_89", 100 * KIB, 99 * KIB, threads_per_sm=1536, blocks_per_sm=24),
         Architecture("sm_90", 228 * KIB, 227 * KIB, threads_per_sm=2048, blocks_per_sm=32),
         Architecture("sm_100", 228 * KIB, 227 * KIB, threads_per_sm=2048, blocks_per_sm=32),
+        Architecture("sm_103", 228 * KIB, 227 * KIB, threads_per_sm=2048, blocks_per_sm=32),
         Architecture("sm_120", 100 * KIB, 99 * KIB, threads_per_sm=1536, blocks_per_sm=24),
+        Architecture("sm_121", 100 * KIB, 99 * KIB, threads_per_sm=1536, blocks_per_sm=24),
     )
 }
 

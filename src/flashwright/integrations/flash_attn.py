@@ -16,7 +16,7 @@ from flashwright.attention import attention
 from flashwright.operators.forward import config_chosen_for
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import check_starts
-from flashwright.problem.shapes import HEAD_DIM_STEP, check_shapes
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD, check_shapes
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def flash_attn_func(
     (batch, heads, rows), an empty tensor: there is no dropout whose mask it could hold).
     """
 
-    _refuse(dropout_p=dropout_p > 0, alibi_slopes=alibi_slopes is not None)
+    _refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
+    _check_layout(q, k, v, ("batch", "rows", "heads", "head_dim"))
     head_dim = q.shape[-1]
     if head_dim % HEAD_DIM_STEP:
         softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
@@ -73,6 +74,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]: qkv is (batch, rows, 3, heads, head_dim)."""
+    _check_tensor("qkv", qkv)
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)} is not allowed; allowed: (batch, rows, 3, heads, head_dim)")
     q, k, v = qkv.unbind(2)
@@ -94,6 +96,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of q, kv[:, :, 0], kv[:, :, 1]: kv is (batch, keys, 2, kv_heads, head_dim)."""
+    _check_tensor("kv", kv)
     if kv.dim() != 5 or kv.shape[2] != 2:
         raise ValueError(f"kv: shape {tuple(kv.shape)} is not allowed; allowed: (batch, keys, 2, kv_heads, head_dim)")
     k, v = kv.unbind(2)
@@ -133,16 +136,18 @@ def flash_attn_varlen_func(
     """
     from flashwright.operators import torch_ops
 
-    _refuse(dropout_p=dropout_p > 0, alibi_slopes=alibi_slopes is not None)
+    _refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
+    lengths = (_longest("max_seqlen_q", max_seqlen_q), _longest("max_seqlen_k", max_seqlen_k))
     if block_table is not None:
         from flashwright.integrations.kv_cache import flash_attn_with_kvcache
 
         result = flash_attn_with_kvcache(
             q, k, v, cache_seqlens=cu_seqlens_k.diff(), block_table=block_table, softmax_scale=softmax_scale,
             causal=causal, window_size=window_size, softcap=softcap, return_softmax_lse=return_attn_probs,
-            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=int(max_seqlen_q), row_invariant=row_invariant,
+            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=lengths[0], row_invariant=row_invariant,
         )  # fmt: skip
         return (*result, q.new_empty(0)) if return_attn_probs else result
+    _check_layout(q, k, v, ("rows", "heads", "head_dim"))
     head_dim = q.shape[-1]
     if head_dim % HEAD_DIM_STEP:
         softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
@@ -155,9 +160,7 @@ def flash_attn_varlen_func(
             raise ValueError(f"row_invariant: needs CUDA tensors, but q is on {q.device}")
         name = config_chosen_for(q.transpose(0, 1)[None], k, options, None, row_invariant=True).short_form()
     request = torch_ops.Request(options, return_attn_probs, name, deterministic=deterministic)
-    out, lse = torch_ops.varlen_forward(
-        q, k, v, (cu_seqlens_q, cu_seqlens_k), (int(max_seqlen_q), int(max_seqlen_k)), request
-    )
+    out, lse = torch_ops.varlen_forward(q, k, v, (cu_seqlens_q, cu_seqlens_k), lengths, request)
     if head_dim != out.shape[-1]:
         out = out[..., :head_dim]
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
@@ -177,6 +180,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of qkv[:, 0], qkv[:, 1], qkv[:, 2]: qkv is (rows, 3, heads, head_dim)."""
+    _check_tensor("qkv", qkv)
     if qkv.dim() != 4 or qkv.shape[1] != 3:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)} is not allowed; allowed: (rows, 3, heads, head_dim)")
     q, k, v = qkv.unbind(1)
@@ -203,6 +207,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of q, kv[:, 0], kv[:, 1]: kv is (keys, 2, kv_heads, head_dim)."""
+    _check_tensor("kv", kv)
     if kv.dim() != 4 or kv.shape[1] != 2:
         raise ValueError(f"kv: shape {tuple(kv.shape)} is not allowed; allowed: (keys, 2, kv_heads, head_dim)")
     k, v = kv.unbind(1)
@@ -225,10 +230,34 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, -x.shape[-1] % HEAD_DIM_STEP))
 
 
-def _check_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
+def _check_tensor(name: str, x: Any) -> None:
+    import torch
+
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+
+
+def _check_layout(q: Any, k: Any, v: Any, layout: tuple[str, ...]) -> None:
+    """In the layout that the caller sees: what is computed on has other dimensions, in another order."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 3:
-            raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: (rows, heads, head_dim)")
+        _check_tensor(name, x)
+        if x.dim() != len(layout):
+            raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: ({', '.join(layout)})")
+        if not 0 < x.shape[-1] <= MAX_D_HEAD:
+            raise ValueError(f"{name}: head_dim {x.shape[-1]} is not allowed; allowed: 1 to {MAX_D_HEAD}")
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have the same shape; got {tuple(k.shape)} and {tuple(v.shape)}")
+
+
+def _longest(name: str, value: Any) -> int:
+    """Rows of the longest sequence; tensors of one integer are taken as `flash_attn` takes them."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected an integer, got {value!r}") from None
+
+
+def _check_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> None:
     check_tensors(q, k, v)
     if q.is_cuda:
         check_kernel_dtype(q)
@@ -236,5 +265,6 @@ def _check_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) 
     check_shapes(*((1, x.shape[1], x.shape[0], x.shape[2]) for x in (q, k, v)))
     check_starts(cu_seqlens_q, cu_seqlens_k, least=1)
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        _check_tensor(name, starts)
         if starts.device != q.device:
             raise ValueError(f"{name} is on {starts.device}, q on {q.device}; all tensors must be on one device")

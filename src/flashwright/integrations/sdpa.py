@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import TYPE_CHECKING
 
 from flashwright.attention import Causal, attention
 from flashwright.integrations import warn_once
 from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+from flashwright.runtime.tensors import has_allowed_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -71,13 +73,13 @@ def _why_not(
         return "attn_mask is not supported"
     if dropout_p:
         return "dropout_p > 0 is not supported"
-    if scale is not None and not 0 < scale < math.inf:
+    if scale is not None and not (isinstance(scale, Real) and 0 < scale < math.inf):
         return f"scale {scale} is not supported"
     if query.is_nested or query.dim() not in (3, 4) or not query.dim() == key.dim() == value.dim():
         return "only dense tensors of 3 or 4 dimensions are supported"
     if not query.device == key.device == value.device or not query.dtype == key.dtype == value.dtype:
         return "query, key and value differ in device or dtype"
-    if query.is_cuda and query.dtype not in (torch.float16, torch.bfloat16):
+    if not has_allowed_dtype(query) or (query.is_cuda and query.dtype not in (torch.float16, torch.bfloat16)):
         return f"dtype {query.dtype} is not supported"
     if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
         return "key and value of different shapes are not supported"

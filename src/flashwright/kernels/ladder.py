@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -18,10 +18,19 @@ class LadderRung(Generic[ConfigT]):
     config: ConfigT
 
 
-def climbed(base: ConfigT, changes: Iterable[tuple[str, dict[str, Any]]]) -> list[LadderRung[ConfigT]]:
-    """The rungs from a base on, each with some fields of the one before changed."""
-    rungs, config = [], base
-    for number, (change, values) in enumerate(changes, start=1):
-        config = replace(config, **values)  # type: ignore[type-var]
-        rungs.append(LadderRung(number, change, config))
+def climbed(
+    base: ConfigT,
+    changes: Iterable[tuple[str, dict[str, Any]]],
+    *,
+    is_possible: Callable[[ConfigT], bool] = lambda config: True,
+) -> list[LadderRung[ConfigT]]:
+    """The rungs from a base on, each with some fields of the one before changed. A change to what is not possible is
+    left out; those after it are made all the same."""
+    rungs: list[LadderRung[ConfigT]] = []
+    config = base
+    for change, values in changes:
+        changed = replace(config, **values)  # type: ignore[type-var]
+        if is_possible(changed):
+            config = changed
+            rungs.append(LadderRung(len(rungs) + 1, change, config))
     return rungs

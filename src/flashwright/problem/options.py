@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from flashwright.problem.lengths import MAX_LENGTH
@@ -37,7 +38,8 @@ class AttentionOptions(NamedTuple):
         """The options as `attention()` takes them, checked."""
         options = cls(as_window(causal, window), scale, softcap)
         options.check()
-        return options
+        # Numbers of other libraries are numbers too; kernels and operators take Python's.
+        return options._replace(scale=None if scale is None else float(scale), softcap=float(softcap))
 
     def check(self) -> None:
         """Raises `ValueError` for numbers that are not attention's."""
@@ -45,7 +47,7 @@ class AttentionOptions(NamedTuple):
             raise ValueError(
                 f"scale: {self.scale!r} is not allowed; allowed: None (1/√head_dim), or a positive finite number"
             )
-        if self.softcap != 0 and not _is_positive_fp32(self.softcap):
+        if not (isinstance(self.softcap, Real) and self.softcap == 0) and not _is_positive_fp32(self.softcap):
             raise ValueError(
                 f"softcap: {self.softcap!r} is not allowed; allowed: 0 (none), or a positive finite number"
             )
@@ -69,7 +71,11 @@ class AttentionOptions(NamedTuple):
 
 def _is_positive_fp32(value: Any) -> bool:
     """Whether a number is positive and finite also when it is rounded to fp32, as the kernel gets it."""
-    return isinstance(value, (int, float)) and _ROUNDS_TO_ZERO < value < _ROUNDS_TO_INFINITY
+    if not isinstance(value, Real):
+        return False
+    # An integer may be too large for a float; a NumPy number compares in a precision of its own.
+    number = value if isinstance(value, int) else float(value)
+    return _ROUNDS_TO_ZERO < number < _ROUNDS_TO_INFINITY
 
 
 def as_window(causal: bool | str, window: Any) -> Window:
@@ -79,7 +85,7 @@ def as_window(causal: bool | str, window: Any) -> Window:
         if causal not in CAUSAL_ALIGNMENTS:
             raise ValueError(f"causal: {causal!r} is not allowed; allowed: True, False, {_listed(CAUSAL_ALIGNMENTS)}")
         bottom_right = CAUSAL_ALIGNMENTS[causal]
-    elif causal not in (True, False):
+    elif not _is_truth_value(causal):
         raise ValueError(f"causal: {causal!r} is not allowed; allowed: True, False, {_listed(CAUSAL_ALIGNMENTS)}")
     if window is None:
         left = right = None
@@ -90,12 +96,22 @@ def as_window(causal: bool | str, window: Any) -> Window:
     return Window(left, 0 if causal else right, bottom_right)
 
 
+def _is_truth_value(value: Any) -> bool:
+    """True, False, and what equals them; an array of several values does not."""
+    try:
+        return value in (True, False)
+    except (ValueError, RuntimeError):  # as NumPy and PyTorch refuse to compare them
+        return False
+
+
 def _limit(window: Any, side: Any) -> int | None:
-    if side is None or side == UNLIMITED:
+    if side is None:
         return None
-    if isinstance(side, bool) or not isinstance(side, int) or side < 0:
-        raise ValueError(f"window: {window!r} is not allowed; each side must be None, -1 (no limit) or at least 0")
-    return side
+    if isinstance(side, bool) or not isinstance(side, Integral) or side < UNLIMITED:
+        raise ValueError(
+            f"window: {window!r} is not allowed; each side must be None, -1 (no limit) or an integer of at least 0"
+        )
+    return None if side == UNLIMITED else int(side)
 
 
 def _listed(names: Any) -> str:

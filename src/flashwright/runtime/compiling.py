@@ -113,8 +113,8 @@ def compile_all(
         ThreadPoolExecutor(workers) as pool,
     ):
         one = partial(compile_one, arch=arch, cache=shared_cache)
-        futures = [pool.submit(one, *each) for each in wanted]
         try:
+            futures = [pool.submit(one, *each) for each in wanted]
             for future in as_completed(futures):
                 future.result()
                 advance()

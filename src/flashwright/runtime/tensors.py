@@ -31,10 +31,17 @@ def check_tensors(q: Any, k: Any, v: Any) -> None:
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}, q on {q.device}; all tensors must be on one device")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name}: dtype {tensor.dtype} is not allowed; allowed: floating point")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{name}: layout {tensor.layout} is not allowed; allowed: dense tensors (torch.strided)")
+        if not has_allowed_dtype(tensor):
+            raise ValueError(f"{name}: dtype {tensor.dtype} is not allowed; allowed: floating point of 16 bits or more")
         if tensor.dtype != q.dtype:
             raise ValueError(f"{name}: dtype {tensor.dtype} differs from q's, {q.dtype}")
+
+
+def has_allowed_dtype(tensor: Any) -> bool:
+    """Whether attention is computed in the tensor's dtype; 8-bit ones come with scales, which no argument carries."""
+    return tensor.is_floating_point() and tensor.element_size() >= 2
 
 
 def check_kernel_dtype(q: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,12 @@ class RungResult:
     gpu: Timed | None
 
     @property
+    def instructions_per_thousand_scores(self) -> float:
+        """Of one warp, the start and end of the kernel included; comparable between blocks of any size."""
+        config = self.rung.config
+        return 1000 * self.simulation.instructions_per_kv_step * config.n_warps / (config.B_r * config.B_c)
+
+    @property
     def correct(self) -> bool:
         return self.simulation.relative_error <= TOLERANCE[self.rung.config.dtype]
 
@@ -94,7 +100,10 @@ class RungResult:
             "config": self.rung.config.short_form(),
             "change": self.rung.change,
             "compiled": {arch: asdict(compiled) for arch, compiled in self.compiled.items()},
-            "simulation": asdict(self.simulation),
+            "simulation": {
+                **asdict(self.simulation),
+                "instructions_per_thousand_scores": self.instructions_per_thousand_scores,
+            },
             "gpu": None if self.gpu is None else asdict(self.gpu),
         }
 
@@ -104,7 +113,7 @@ class RungResult:
         return cls(
             LadderRung(int(values["rung"]), str(values["change"]), parse_config(values["config"])),
             {arch: Compiled(**facts) for arch, facts in values["compiled"].items()},
-            Simulated(**values["simulation"]),
+            Simulated(**{field.name: values["simulation"][field.name] for field in fields(Simulated)}),
             None if gpu is None else Timed.from_dict(gpu),
         )
 

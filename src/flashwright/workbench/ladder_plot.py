@@ -56,10 +56,19 @@ def _column_beside(axis: Any, points: int, heading: str, texts: list[str]) -> No
 def _simulated_figure(ladder: Ladder) -> Any:
     figure = new_figure(11, 1.5 + 0.42 * len(ladder.rungs))
     left, right = figure.subplots(1, 2, sharey=True)
-    simulations = [result.simulation for result in ladder.rungs]
     for axis, values, colour, label in (
-        (left, [s.instructions_per_kv_step for s in simulations], PEER_COLOURS[0], "instructions per warp and KV step"),
-        (right, [s.bank_conflicts for s in simulations], OURS_COLOUR, "shared-memory bank conflicts"),
+        (
+            left,
+            [result.instructions_per_thousand_scores for result in ladder.rungs],
+            PEER_COLOURS[0],
+            "instructions per 1,000 scores",
+        ),
+        (
+            right,
+            [result.simulation.bank_conflicts for result in ladder.rungs],
+            OURS_COLOUR,
+            "shared-memory bank conflicts",
+        ),
     ):
         bars = _bars(axis, ladder, values, colour)
         axis.bar_label(bars, [f"{value:,.0f}" for value in values], padding=4, fontsize=8)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
-from explain_cases import EAGER, INVALID, LATE, TWO_STAGES, CommandLine, explained
+from explain_cases import (
+    EAGER,
+    HOPPER_OVERLAPPED,
+    HOPPER_PLAIN,
+    INVALID,
+    LATE,
+    TWO_STAGES,
+    CommandLine,
+    explained,
+)
 
-from flashwright.workbench.explain.compare import compare_facts
+from flashwright.workbench.explain.compare import compare_facts, config_labels
+from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.report import sections
 
 
@@ -51,7 +64,7 @@ def test_json_lists_every_row_with_both_values(flashwright):
     code, out, _ = flashwright("compare", EAGER, LATE, "--json")
     assert code == 0
     document = json.loads(out)
-    assert document.keys() == {"schema", "configs", "arch", "sample", "differing", "sections"}
+    assert document.keys() == {"schema", "configs", "arch", "sample", "differing", "effects", "sections"}
     assert document["configs"] == [EAGER, LATE]
     rows = [row for section in document["sections"] for row in section["rows"]]
     assert all(row.keys() == {"name", "values", "notes", "differs"} for row in rows)
@@ -66,19 +79,72 @@ def test_the_table_marks_differences(flashwright):
     assert "≠" not in lines["async_copy"]
 
 
-def test_only_differing_facts_can_be_asked_for(flashwright):
-    _, out, _ = flashwright("compare", EAGER, LATE, "--differing")
-    assert "eager_load_blocks" in out
-    assert "async_copy" not in out
+def test_only_differing_facts_can_be_asked_for(flashwright, tmp_path):
+    _, table, _ = flashwright("compare", EAGER, LATE, "--differing")
+    page = tmp_path / "page.html"
+    _, document, _ = flashwright("compare", EAGER, LATE, "--differing", "--json", "--html", str(page))
+    for out in (table, document, page.read_text("utf-8")):
+        assert "eager_load_blocks" in out
+        assert "async_copy" not in out
+    assert all(row["differs"] for section in json.loads(document)["sections"] for row in section["rows"])
 
 
-def test_a_page_is_written(flashwright, tmp_path):
+def test_the_page_has_differing_facts_first_and_every_fact_once(flashwright, tmp_path):
     page = tmp_path / "page.html"
     code, _, _ = flashwright("compare", EAGER, LATE, "--html", str(page))
     assert code == 0
     text = page.read_text("utf-8")
-    assert text.count('class="differs"') == compare_facts(explained(EAGER), explained(LATE)).differing
-    assert text.count('class="picture timeline-') == text.count('class="picture order-') == 2
+    comparison = compare_facts(explained(EAGER), explained(LATE))
+    assert text.count('class="differs"') == comparison.differing
+    assert text.count('<th scope="row">') == comparison.facts_compared
+    places = [text.index(f'id="{key}"') for key in ("differing", "registers", "timeline", "order", "same")]
+    assert text.index("facts that differ") < places[0] and places == sorted(places)
+    assert text.rindex('class="differs"') < places[1] < text.index("async_copy")
+
+
+def test_timelines_of_two_configs_are_on_one_scale():
+    page = comparison_page(compare_facts(explained(HOPPER_PLAIN), explained(HOPPER_OVERLAPPED)))
+    pictures = re.findall(r'<svg[^>]*class="picture timeline-0.*?</svg>', page)
+    assert len(pictures) == 2
+    places = [
+        {text.text: text.get("x") for text in ElementTree.fromstring(picture).iter() if text.tag.endswith("text")}
+        for picture in pictures
+    ]
+    assert all(places[0][tick] == places[1][tick] for tick in ("0", "100", "500"))
+
+
+def test_figures_say_which_config_they_speak_for():
+    comparison = compare_facts(explained(HOPPER_PLAIN), explained(HOPPER_OVERLAPPED))
+    judged = {effect.name: effect.second_is_better for effect in comparison.effects}
+    assert judged["instructions_per_thousand_scores"] is True  # lazy rescaling
+    assert judged["shared_bytes"] is False  # persistent blocks have two slots of Q
+    assert judged["registers"] is None  # what a thread is launched with is a share of the multiprocessor's
+    assert "shared bytes" in comparison.effects_judged(False)
+
+
+def test_head_dimensions_are_different_problems_and_not_judged():
+    wider = replace(explained(LATE), config=LATE.replace("(BF16, 64, ", "(BF16, 128, "))
+    comparison = compare_facts(explained(EAGER), wider)
+    assert {effect.second_is_better for effect in comparison.effects} == {None}
+
+
+@pytest.mark.parametrize(
+    ("second", "labels"),
+    [
+        (LATE, ("eager", "without eager")),
+        (TWO_STAGES, ("(BF16, 64, 64, 64, 4)", "(BF16, 64, 64, 32, 4)")),
+        (HOPPER_PLAIN, ("(BF16, 64, 64, 64, 4)", "hopper (BF16, 64, 128, 64)")),
+        (EAGER, (EAGER, EAGER)),
+        (EAGER.replace("eager", "two_stages"), ("eager", "two_stages")),
+    ],
+)
+def test_configs_are_named_by_what_tells_them_apart(second, labels):
+    assert config_labels(EAGER, second) == labels
+
+
+def test_tables_are_headed_by_the_configs(flashwright):
+    _, out, _ = flashwright("compare", EAGER, LATE)
+    assert "without eager" in out and "first" not in out.split()
 
 
 @pytest.mark.parametrize("other", [INVALID, "nonsense"])

@@ -9,6 +9,7 @@ import pytest
 from command_line import flashwright as command
 from explain_cases import (
     EAGER,
+    HOPPER_GUESSING,
     HOPPER_PLAIN,
     INVALID,
     LATE,
@@ -27,7 +28,8 @@ from flashwright.workbench.explain import explain_config, gather
 from flashwright.workbench.explain.facts import Flight, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.measured import ROOT, measured_effects
-from flashwright.workbench.explain.report import differences, is_better, sections
+from flashwright.workbench.explain.page import config_page
+from flashwright.workbench.explain.report import differences, is_better, sections, shown_difference
 
 WIDE = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 
@@ -255,15 +257,59 @@ def test_a_neighbour_that_cannot_be_built_says_why():
     assert neighbours["async_copy: on → off"].rejection.startswith("rule 1")
 
 
-def test_differences_are_judged_only_where_steps_do_the_same_work():
+def test_instructions_compare_per_thousand_scores_whatever_the_size_of_a_step():
     facts = explained(EAGER, turning=SOME_KNOBS)
     neighbours = {n.change: n for n in facts.neighbours}
+    name = "instructions_per_thousand_scores"
     slower = neighbours["optimized_softmax: on → off"]
-    change = differences(facts.effects, slower.effects)["instructions_per_step"]
-    assert change > 100 and is_better(slower, "instructions_per_step", change) is False
-    wider = neighbours["n_warps: 4 → 2"]  # 32 rows a warp instead of 16
-    change = differences(facts.effects, wider.effects)["instructions_per_step"]
-    assert change > 100 and is_better(wider, "instructions_per_step", change) is None
+    change = differences(facts.effects, slower.effects)[name]
+    assert change > 100 and is_better(name, change) is False
+    wider = neighbours["n_warps: 4 → 2"]  # 32 rows a warp instead of 16: a step has more instructions, a score fewer
+    assert wider.effects.instructions_per_step > facts.effects.instructions_per_step
+    change = differences(facts.effects, wider.effects)[name]
+    assert change < 0 and is_better(name, change) is True
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"), [(984.0, "+984"), (-1234, "−1,234"), (0.3, "+0.3"), (0.0, "·"), (None, "?")]
+)
+def test_differences_are_shown_with_their_sign_and_no_needless_digits(difference, text):
+    assert shown_difference(difference) == text
+
+
+def test_a_step_is_counted_per_thousand_scores_that_its_warp_computes():
+    step = explained(EAGER).simulation.step
+    assert step.scores == 16 * 64
+    assert step.instructions_per_thousand_scores == round(step.instructions / 1.024)
+
+
+def test_figures_of_the_whole_run_are_not_among_those_of_one_step():
+    tables = {section.key: {row.name for row in section.rows} for section in sections(explained(EAGER))}
+    whole = {"bytes global to shared", "tensor flops", "relative error"}
+    assert tables["run"] == whole and not tables["simulation"] & whole
+    assert {"instructions", "instructions per 1,000 scores", "bank conflicts"} <= tables["simulation"]
+
+
+@pytest.mark.parametrize("config", [EAGER, HOPPER_GUESSING])
+def test_the_loops_size_and_what_a_step_executes_of_it_are_told_apart(config):
+    facts = explained(config)
+    (row,) = (row for s in sections(facts) if s.key == "ptx" for row in s.rows if row.name == "executed in a step")
+    executed, body = facts.simulation.step.instructions, facts.loop.ptx.total
+    assert row.value == executed
+    page = config_page(facts)
+    if executed == body:
+        assert row.note == "every instruction of the body, once" and "a step executed" not in page
+    else:
+        assert row.note == f"the other {body - executed:,} stand on branches that this step did not take"
+        assert f"The body has {body:,} in PTX; a step executed {executed:,}: {row.note}." in page
+    assert (executed == body) == (config == EAGER)
+
+
+@pytest.mark.parametrize("arch", ["sm_103", "sm_121"])
+def test_later_architectures_of_a_generation_are_explained(arch):
+    facts = explained(EAGER, arch)
+    assert facts.arch == arch
+    assert facts.occupancy.blocks_per_sm >= 1 and facts.simulation is not None
 
 
 def test_a_kernel_too_big_for_an_architecture_is_explained_without_running_it():
@@ -415,7 +461,7 @@ def test_a_config_that_nobody_timed_has_no_measured_effect():
         ((HOPPER_PLAIN, "--arch", "sm_80"), "the hopper family runs on sm_90a alone, not on sm_80"),
         (("hopper (BF16, 128, 192, 256): stages_4",), "bytes of shared memory; a thread block has at most"),
         ((EAGER, "--arch", "sm_70"), "sm_70"),
-        ((EAGER, "--html", "/no/such/place/page.html"), "there is no directory /no/such/place"),
+        ((EAGER, "--html", "/no/such/place/page.html"), "the directory /no/such/place does not exist"),
         ((EAGER, "--html", "/"), "/ is a directory"),
     ],
 )

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from explain_cases import (
     EAGER,
     HOPPER_OVERLAPPED,
     HOPPER_PLAIN,
+    HOPPER_RESCALING,
     LATE,
     REJECTED,
     SOME_KNOBS,
@@ -23,18 +25,37 @@ from explain_cases import (
 )
 from matplotlib.image import imread
 
+from flashwright.kernels.explanation import OperandRegisters, RegisterPhase
 from flashwright.simulator.gpu import SimulatedGPU
 from flashwright.workbench.explain.compare import compare_facts
+from flashwright.workbench.explain.comparison_page import comparison_page
+from flashwright.workbench.explain.facts import RegisterBudget
 from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
-from flashwright.workbench.explain.page import comparison_page, config_page
+from flashwright.workbench.explain.markup import document, figure
+from flashwright.workbench.explain.page import config_page
 from flashwright.workbench.explain.pictures.banks import banks_picture
 from flashwright.workbench.explain.pictures.fragments import fragments_picture
-from flashwright.workbench.explain.pictures.registers import registers_picture
+from flashwright.workbench.explain.pictures.registers import paired_registers_picture, registers_picture
 from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
 from flashwright.workbench.explain.pictures.timeline import timeline_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 MOST_BYTES = 1_500_000
+
+
+LARGE_BUDGET = RegisterBudget(
+    phases=(RegisterPhase("O += PV", tuple(OperandRegisters(f"operand {i}", 300, "") for i in range(6))),),
+    limit=255,
+    used=255,
+    spill_bytes=6576,
+    stack_bytes=6576,
+)
+"""What no kernel should have, but may."""
+
+
+def _pair_of_budgets():
+    small = replace(explained(EAGER).registers, limit=240)
+    return figure(paired_registers_picture((LARGE_BUDGET, small), ("large", "small")))
 
 
 def pictures_of(facts):
@@ -138,6 +159,8 @@ def page_files(tmp_path_factory):
         "explain": config_page(explained(EAGER, turning=SOME_KNOBS)),
         "rejected": config_page(explained(REJECTED)),
         "hopper": config_page(explained(HOPPER_OVERLAPPED)),
+        "rescaling": comparison_page(compare_facts(explained(HOPPER_RESCALING), explained(HOPPER_OVERLAPPED))),
+        "budgets": document("", "", figure(registers_picture(LARGE_BUDGET)) + _pair_of_budgets(), ""),
         "families": comparison_page(compare_facts(explained(EAGER), explained(HOPPER_PLAIN))),
         "compare": comparison_page(compare_facts(explained(EAGER), explained(LATE))),
     }
@@ -181,8 +204,11 @@ def browser_page():
         yield page
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("name", ["explain", "compare", "hopper", "families"])
+PAGES = ("explain", "compare", "hopper", "families", "rescaling", "budgets")
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize("name", PAGES)
 def test_the_page_fits_its_window(browser_page, page_files, name, width):
     browser_page.open(page_files[name], width=width)
     assert browser_page.evaluate("document.documentElement.scrollWidth") <= width
@@ -194,7 +220,7 @@ def test_the_page_fits_its_window(browser_page, page_files, name, width):
 TEXTS_OUTSIDE_THEIR_PICTURE = """
 [...document.querySelectorAll('svg text')].filter(text => {
     const box = text.getBBox(), view = text.ownerSVGElement.viewBox.baseVal;
-    return box.x < -2 || box.y < -2 || box.x + box.width > view.width + 2 || box.y + box.height > view.height + 2;
+    return box.x < 0 || box.y < 0 || box.x + box.width > view.width || box.y + box.height > view.height;
 }).map(text => text.ownerSVGElement.classList[1] + ': ' + text.textContent)
 """
 OVERLAPPING_TEXTS = """
@@ -208,12 +234,41 @@ OVERLAPPING_TEXTS = """
 """
 
 
-def test_no_text_of_a_picture_is_cut_off_or_written_over(browser_page, page_files):
-    for name in ("explain", "compare", "hopper", "families"):
-        browser_page.open(page_files[name], width=1280)
-        assert browser_page.evaluate("document.querySelectorAll('svg text').length") > 50
+SHAPES_WITHOUT_A_STYLE = """
+[...document.querySelectorAll('svg :is(rect, path, circle)')].filter(shape =>
+    getComputedStyle(shape).fill === 'rgb(0, 0, 0)'
+).map(shape => shape.ownerSVGElement.classList[1] + ': ' + shape.outerHTML.slice(0, 120))
+"""
+CLIPPED_TEXTS = """
+[...document.querySelectorAll('p, li, dt, dd, small, th, td, h1, h2, h3, figcaption, code')].filter(element =>
+    element.scrollWidth > element.clientWidth + 1 && element.clientWidth > 0
+    && getComputedStyle(element).display !== 'inline'
+).map(element => element.tagName + ': ' + element.textContent.slice(0, 80))
+"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_text_is_cut_off_or_written_over_and_every_shape_has_a_colour(browser_page, page_files, name):
+    for width in (1400, 420):
+        browser_page.open(page_files[name], width=width)
+        assert browser_page.evaluate("document.querySelectorAll('svg text').length") > 25
         assert browser_page.evaluate(TEXTS_OUTSIDE_THEIR_PICTURE) == []
         assert browser_page.evaluate(OVERLAPPING_TEXTS) == []
+        assert browser_page.evaluate(SHAPES_WITHOUT_A_STYLE) == []
+        assert browser_page.evaluate(CLIPPED_TEXTS) == []
+
+
+WITHOUT_A_HINT = """
+[...document.querySelectorAll('.scroll')].filter(area => area.scrollWidth > area.clientWidth + 1
+    && !getComputedStyle(area.parentElement, '::before').content.includes('scroll')
+).map(area => area.innerHTML.slice(0, 80))
+"""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_is_wider_than_a_narrow_window_says_that_it_scrolls(browser_page, page_files, name):
+    browser_page.open(page_files[name], width=420)
+    assert browser_page.evaluate(WITHOUT_A_HINT) == []
 
 
 @pytest.mark.parametrize(("colour_scheme", "darkest", "lightest"), [("light", 0.85, 1.0), ("dark", 0.0, 0.25)])

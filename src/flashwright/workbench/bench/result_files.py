@@ -14,10 +14,13 @@ class ResultFileError(ValueError):
 
 def check_destination(path: Path) -> None:
     """Raises, before any work is done, if the file cannot be written."""
+    directory = path.absolute().parent
     if path.is_dir():
         raise ResultFileError(f"{path} is a directory; give the name of a file")
-    if not path.absolute().parent.is_dir():
-        raise ResultFileError(f"{path} cannot be written: the directory {path.absolute().parent} does not exist")
+    if not directory.is_dir():
+        raise ResultFileError(f"{path} cannot be written: the directory {directory} does not exist")
+    if not os.access(directory, os.W_OK):
+        raise ResultFileError(f"{path} cannot be written: the directory {directory} is not writable")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -26,6 +29,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

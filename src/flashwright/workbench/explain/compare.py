@@ -1,12 +1,13 @@
-"""Two configs side by side: the same tables, with the rows that differ marked."""
+"""Two configs side by side: what differs between their tables, what is the same, and what speaks for which."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from flashwright.kernels.registry import parse_config
 from flashwright.workbench.explain.facts import ConfigFacts
-from flashwright.workbench.explain.report import Row, Section, Value, sections
+from flashwright.workbench.explain.report import EFFECT_NAMES, Row, Section, Value, differences, is_better, sections
 
 ABSENT = "–"
 
@@ -29,6 +30,25 @@ class ComparedSection:
     rows: tuple[ComparedRow, ...]
     remark: str
 
+    @property
+    def differing(self) -> tuple[ComparedRow, ...]:
+        return tuple(row for row in self.rows if row.differs)
+
+    @property
+    def same(self) -> tuple[ComparedRow, ...]:
+        return tuple(row for row in self.rows if not row.differs)
+
+
+@dataclass(frozen=True)
+class ComparedEffect:
+    """A figure by which configs are judged: of the first, of the second, and whether it speaks for the second."""
+
+    name: str
+    values: tuple[float | None, float | None]
+    difference: float | None
+    second_is_better: bool | None
+    """None if they are equal, if one is unknown, or if the difference says nothing."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -37,7 +57,40 @@ class Comparison:
 
     @property
     def differing(self) -> int:
-        return sum(row.differs for section in self.sections for row in section.rows)
+        return sum(len(section.differing) for section in self.sections)
+
+    @property
+    def facts_compared(self) -> int:
+        return sum(len(section.rows) for section in self.sections)
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        return config_labels(*(facts.config for facts in self.facts))
+
+    @property
+    def effects(self) -> tuple[ComparedEffect, ...]:
+        """Head dimensions are different problems: between them no figure is judged."""
+        first, second = self.facts
+        of_one_problem = len({parse_config(facts.config).d_head for facts in self.facts}) == 1
+        fixed_by_launch = any(facts.registers.reallocations for facts in self.facts)
+        return tuple(
+            ComparedEffect(
+                name,
+                (getattr(first.effects, name), getattr(second.effects, name)),
+                difference,
+                is_better(name, difference, fewer_registers_are_better=not fixed_by_launch) if of_one_problem else None,
+            )
+            for name, difference in differences(first.effects, second.effects).items()
+        )
+
+    def effects_judged(self, second_is_better: bool) -> tuple[str, ...]:
+        """The figures that speak for the second, or for the first."""
+        return tuple(EFFECT_NAMES[each.name] for each in self.effects if each.second_is_better is second_is_better)
+
+    def only_differing(self) -> Comparison:
+        """Without the facts that are the same in both."""
+        kept = (replace(section, rows=section.differing) for section in self.sections)
+        return Comparison(self.facts, tuple(section for section in kept if section.rows))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -45,6 +98,7 @@ class Comparison:
             "arch": self.facts[0].arch,
             "sample": self.facts[0].sample.to_dict(),
             "differing": self.differing,
+            "effects": [asdict(effect) for effect in self.effects],
             "sections": [
                 {
                     "section": section.key,
@@ -57,6 +111,26 @@ class Comparison:
                 for section in self.sections
             ],
         }
+
+
+def config_labels(first: str, second: str) -> tuple[str, str]:
+    """Two short forms by what tells them apart: family and sizes, or the options that one alone has."""
+    (head, options), (other_head, other_options) = _parted(first), _parted(second)
+    if head != other_head:
+        return head, other_head
+    if first == second:
+        return first, second
+    return _own_options(options, other_options), _own_options(other_options, options)
+
+
+def _own_options(own: list[str], other: list[str]) -> str:
+    alone = [option for option in own if option not in other]
+    return "+".join(alone) if alone else "without " + "+".join(option for option in other if option not in own)
+
+
+def _parted(short_form: str) -> tuple[str, list[str]]:
+    head, _, options = short_form.partition(": ")
+    return head, [option for option in options.split("+") if option]
 
 
 def compare_facts(first: ConfigFacts, second: ConfigFacts) -> Comparison:

@@ -132,7 +132,7 @@ def _iterations(trace: list[TraceEntry], loop: Loop) -> tuple[tuple[int, int], .
 # --- Counts ----------------------------------------------------------------------------------------------------
 
 
-def simulation_facts(execution: Execution, shared: SharedMap) -> Simulation:
+def simulation_facts(config: KernelConfig, execution: Execution, shared: SharedMap) -> Simulation:
     counters = execution.run.counters
     totals = {name: value for name, value in asdict(counters).items() if isinstance(value, int)}
     return Simulation(
@@ -140,11 +140,11 @@ def simulation_facts(execution: Execution, shared: SharedMap) -> Simulation:
         kv_rows=execution.kv_rows,
         relative_error=execution.relative_error,
         counters={**totals, "bank_conflicts": counters.bank_conflicts},
-        step=step_counts(execution, shared),
+        step=step_counts(config, execution, shared),
     )
 
 
-def step_counts(execution: Execution, shared: SharedMap) -> StepCounts:
+def step_counts(config: KernelConfig, execution: Execution, shared: SharedMap) -> StepCounts:
     """What the traced warp did in one steady iteration of the loop."""
     first, end = execution.iterations[execution.steady]
     entries = execution.trace[first:end]
@@ -165,6 +165,7 @@ def step_counts(execution: Execution, shared: SharedMap) -> StepCounts:
             ideal[key] += cost.ideal
     return StepCounts(
         instructions=len(entries),
+        scores=explanation_of(config).work_per_step(config),
         barriers=sum(kind_of_ptx(entry.opcode) in (Kind.BARRIER, Kind.VOTE) for entry in entries),
         global_sectors=sectors,
         shared=tuple(SharedTraffic(*key, accesses[key], wavefronts[key], ideal[key]) for key in sorted(accesses)),

@@ -21,6 +21,7 @@ from flashwright.kernels.explanation import (
 )
 from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.order import CodeOrder
+from flashwright.workbench.quantities import per_thousand
 from flashwright.workbench.sample import Sample
 
 
@@ -104,6 +105,8 @@ class StepCounts:
     """What one warp executes in one KV step that is neither the first nor the last."""
 
     instructions: int
+    scores: int
+    """What the warp computes in it."""
     barriers: int
     global_sectors: int
     shared: tuple[SharedTraffic, ...]
@@ -115,6 +118,14 @@ class StepCounts:
     @property
     def wavefronts(self) -> int:
         return sum(traffic.wavefronts for traffic in self.shared)
+
+    @property
+    def instructions_per_thousand_scores(self) -> float:
+        return per_thousand(self.instructions, self.scores)
+
+    @property
+    def conflicts_per_thousand_scores(self) -> float:
+        return per_thousand(self.bank_conflicts, self.scores)
 
 
 @dataclass(frozen=True)
@@ -225,6 +236,9 @@ class Effects:
     instructions_per_step: int | None
     """Of one warp; None if the kernel does not fit the architecture."""
     bank_conflicts_per_step: int | None
+    instructions_per_thousand_scores: float | None
+    """These two compare between blocks of any size; steps are as long as their blocks are large."""
+    conflicts_per_thousand_scores: float | None
 
 
 @dataclass(frozen=True)
@@ -237,8 +251,6 @@ class Neighbour:
     """Why no kernel can be built from it."""
     rejection: str | None
     effects: Effects | None
-    same_work: bool = True
-    """Whether a warp's KV step computes as much as before, so that counts per step compare."""
     fewer_registers_are_better: bool = True
     """Not where the count is a share of the multiprocessor's that the launch fixes."""
 
@@ -313,5 +325,10 @@ class ConfigFacts:
         for found, values in zip(self.orders, document["orders"], strict=True):
             values["order"]["runs"] = [asdict(run) for run in found.order.runs]
         if self.simulation is not None:
-            document["simulation"]["step"]["bank_conflicts"] = self.simulation.step.bank_conflicts
+            step = self.simulation.step
+            document["simulation"]["step"] |= {
+                "bank_conflicts": step.bank_conflicts,
+                "instructions_per_thousand_scores": step.instructions_per_thousand_scores,
+                "conflicts_per_thousand_scores": step.conflicts_per_thousand_scores,
+            }
         return document

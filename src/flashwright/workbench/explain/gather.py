@@ -124,7 +124,7 @@ def _explained(
         buffering=of_config.buffering(config),
         loop=loop_facts(kernel),
         orders=code_orders(kernel, order_architectures(config, arch), knobs_to_turn),
-        simulation=simulation_facts(own, shared) if own else None,
+        simulation=simulation_facts(config, own, shared) if own else None,
         simulation_problem=problems.get(config),
         matrix_loads=tuple(load for each in drawn for load in _matrix_loads(each, executions.get(each))),
         timelines=tuple(
@@ -208,7 +208,7 @@ def loop_facts(kernel: Kernel[Any]) -> KVLoop:
 def _effects(kernel: Kernel[Any], execution: Execution | None) -> Effects:
     step = None
     if execution is not None:
-        step = step_counts(execution, shared_map_of(kernel.config))
+        step = step_counts(kernel.config, execution, shared_map_of(kernel.config))
     return Effects(
         registers=kernel.registers,
         spill_bytes=kernel.spill_bytes,
@@ -216,6 +216,8 @@ def _effects(kernel: Kernel[Any], execution: Execution | None) -> Effects:
         blocks_per_sm=occupancy(kernel, kernel.arch).blocks_per_sm,
         instructions_per_step=step.instructions if step else None,
         bank_conflicts_per_step=step.bank_conflicts if step else None,
+        instructions_per_thousand_scores=step.instructions_per_thousand_scores if step else None,
+        conflicts_per_thousand_scores=step.conflicts_per_thousand_scores if step else None,
     )
 
 
@@ -234,6 +236,5 @@ def _neighbour(
         problem=None,
         rejection=rejection_reason(candidate),
         effects=effects[candidate],
-        same_work=of_config.work_per_step(candidate) == of_config.work_per_step(config),
         fewer_registers_are_better=not of_config.reallocations(config),
     )

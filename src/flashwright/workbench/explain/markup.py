@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 
 NUMBERS = "#"
 """Marks a column, in front of its name, as one of numbers."""
+JUDGEMENTS = {True: "better", False: "worse", None: ""}
+"""Classes of what speaks for a config, or against it."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure at the top of a page."""
+
+    name: str
+    value: str
+    note: str = ""
+    class_: str = ""
 
 
 def document(title: str, header: str, body: str, footer: str) -> str:
@@ -46,6 +59,24 @@ def figure(picture: str, caption: str = "", size: str = "wide") -> str:
     return f'<figure class="{size}"><div class="scroll" tabindex="0">{picture}</div>{text}</figure>'
 
 
+def tiles(each: Iterable[Tile]) -> str:
+    items = "".join(
+        f"<div><dt>{escape(tile.name)}</dt><dd{_class(tile.class_)}>{escape(tile.value)}"
+        f"<small>{escape(tile.note)}</small></dd></div>"
+        for tile in each
+    )
+    return f'<dl class="figures">{items}</dl>'
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""
+
+
+def wide_table(columns: Iterable[str], rows: Iterable[str], class_: str) -> str:
+    """A table with a hint that it scrolls, where the screen is too narrow for it."""
+    return f'<div class="wide">{table(columns, rows, class_)}</div>'
+
+
 def table(columns: Iterable[str], rows: Iterable[str], class_: str = "facts") -> str:
     head = "".join(_column(name) for name in columns)
     body = "".join(rows)
@@ -65,9 +96,13 @@ def _column(name: str) -> str:
 
 def row(name: str, cells: str, class_: str = "", link: str = "") -> str:
     """A table row under its own heading, which may lead somewhere."""
-    of_class = f' class="{class_}"' if class_ else ""
     heading = f'<a href="{escape(link)}">{escape(name)}</a>' if link else escape(name)
-    return f'<tr{of_class}><th scope="row">{heading}</th>{cells}</tr>'
+    return f'<tr{_class(class_)}><th scope="row">{heading}</th>{cells}</tr>'
+
+
+def heading_row(title: str, columns: int) -> str:
+    """A row that names those below it."""
+    return f'<tr class="group"><th scope="rowgroup" colspan="{columns}">{escape(title)}</th></tr>'
 
 
 def numbers(values: Iterable[str]) -> str:

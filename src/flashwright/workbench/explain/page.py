@@ -1,4 +1,4 @@
-"""The page about one config, and the page about two: facts and pictures in the order a learner reads them."""
+"""The page about one config: facts and pictures in the order a learner reads them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ from html import escape
 
 from flashwright.kernels.explanation import Knob, TimelineTexts
 from flashwright.kernels.registry import parse_config
-from flashwright.workbench.explain.compare import ComparedSection, Comparison
 from flashwright.workbench.explain.explanations import explanation_of
 from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour, UnbuiltFacts, Verdict
 from flashwright.workbench.explain.instruction_pages import banks, product, product_title
 from flashwright.workbench.explain.loop import InstructionMix
-from flashwright.workbench.explain.markup import document, figure, note, number, numbers, paragraph, row, section, table
+from flashwright.workbench.explain.markup import (
+    JUDGEMENTS,
+    Tile,
+    document,
+    figure,
+    note,
+    number,
+    numbers,
+    paragraph,
+    row,
+    section,
+    table,
+    tiles,
+    wide_table,
+)
 from flashwright.workbench.explain.pictures.order import order_picture
 from flashwright.workbench.explain.pictures.registers import registers_picture
 from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
@@ -23,13 +36,16 @@ from flashwright.workbench.explain.report import (
     Section,
     differences,
     is_better,
+    path_of_step,
     registers_had,
     sections,
     serialisation,
     shown,
     shown_difference,
+    shown_or_unknown,
     unbuilt_sections,
 )
+from flashwright.workbench.quantities import counted, kib
 
 
 def config_page(facts: ConfigFacts, knob_links: Mapping[str, str] | None = None) -> str:
@@ -52,6 +68,7 @@ def config_page(facts: ConfigFacts, knob_links: Mapping[str, str] | None = None)
         "loop": (f"Instructions of the {facts.steps} loop", _loop(facts)),
         "order": (tables["order"].title, _facts_table(tables["order"]) if facts.orders else ""),
         "simulation": (f"One {facts.steps} step of one warp", _simulation(tables["simulation"])),
+        "run": (tables["run"].title, _run(facts, tables["run"])),
         "mma": (product_title(own.product), product(facts, config, own.product)),
         "shapes": ("Derived tile shapes", _facts_table(tables["shapes"])),
         "neighbours": ("One knob turned", _neighbours(facts)),
@@ -92,29 +109,6 @@ def unbuilt_page(facts: UnbuiltFacts) -> str:
     )
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """Two configs side by side, with the differing rows marked."""
-    first, second = comparison.facts
-    timelines = "".join(
-        f"<h3><code>{escape(facts.config)}</code></h3>{_timeline_figures(facts, f'timeline-{index}')}"
-        f"{_order_figure(facts, f'order-{index}')}"
-        for index, facts in enumerate(comparison.facts)
-        if facts.timelines
-    )
-    parts = [
-        section(each.key, each.title, _compared_table(each)) for each in comparison.sections if each.rows or each.remark
-    ]
-    parts.insert(1, section("timeline", "Two steps of the loop", timelines))
-    return document(
-        title=f"{first.config} and {second.config}",
-        header=f"""
-<p class="family">Two kernels, compiled for {escape(first.target)}; {comparison.differing} facts differ</p>
-<h1><code>{escape(first.config)}</code><br>against<br><code>{escape(second.config)}</code></h1>""",
-        body="".join(parts),
-        footer="Written by <code>flashwright compare</code>. Rows that differ are marked ≠.",
-    )
-
-
 # --- Header ----------------------------------------------------------------------------------------------------
 
 
@@ -139,20 +133,20 @@ def _figures(facts: ConfigFacts) -> str:
     figures = [
         ("registers per thread", shown(budget.used), registers_had(budget)),
         ("spilled to memory", shown(budget.spill_bytes), "bytes per thread"),
-        ("shared memory", f"{facts.shared.total_bytes / 1024:.4g}", "KiB per block"),
+        ("shared memory", kib(facts.shared.total_bytes), "KiB per block"),
         ("blocks per SM", shown(resident.blocks_per_sm), f"limited by {resident.limited_by}"),
-        ("instructions", _or_unknown(effects.instructions_per_step), f"per warp and {facts.steps} step"),
-        ("bank conflicts", _or_unknown(effects.bank_conflicts_per_step), f"per warp and {facts.steps} step"),
+        (
+            "instructions",
+            shown_or_unknown(effects.instructions_per_thousand_scores),
+            f"per 1,000 scores; {shown_or_unknown(effects.instructions_per_step)} per warp and {facts.steps} step",
+        ),
+        (
+            "bank conflicts",
+            shown_or_unknown(effects.conflicts_per_thousand_scores),
+            f"per 1,000 scores; {shown_or_unknown(effects.bank_conflicts_per_step)} per warp and {facts.steps} step",
+        ),
     ]
-    items = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(unit)}</small></dd></div>"
-        for name, value, unit in figures
-    )
-    return f'<dl class="figures">{items}</dl>'
-
-
-def _or_unknown(value: int | None) -> str:
-    return "?" if value is None else shown(value)
+    return tiles(Tile(*each) for each in figures)
 
 
 # --- Sections --------------------------------------------------------------------------------------------------
@@ -223,7 +217,8 @@ def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
             continue
         hidden = [phase.name for phase in timeline.phases if flight.issued <= phase.start and phase.end <= flight.end]
         behind = f"behind {', '.join(hidden)}" if hidden else f"with {texts.nothing_to_hide_behind}"
-        yield f"{flight.block} is under way for {flight.end - flight.issued} instructions, {behind}."
+        length = counted(flight.end - flight.issued, "instruction")
+        yield f"{flight.block} is under way for {length}, {behind}."
 
 
 def _shared_memory(facts: ConfigFacts, regions: Section) -> str:
@@ -246,9 +241,8 @@ def _occupancy(facts: ConfigFacts, limits: Section) -> str:
     blocks, limited_by = facts.occupancy.blocks_per_sm, facts.occupancy.limited_by
     if blocks == 0:
         return paragraph(f"No block of this kernel fits an SM of {facts.arch}: {limited_by}.") + _facts_table(limits)
-    held = "1 block" if blocks == 1 else f"{blocks} blocks"
     return paragraph(
-        f"An SM of {facts.arch} holds {held} of it at once; what runs out first: {limited_by}."
+        f"An SM of {facts.arch} holds {counted(blocks, 'block')} of it at once; what runs out first: {limited_by}."
     ) + _facts_table(limits)
 
 
@@ -256,11 +250,23 @@ def _loop(facts: ConfigFacts) -> str:
     sass, problem = facts.loop.sass, facts.loop.sass_problem
     machine_code = paragraph(f"Not available: {problem}.") if sass is None else _mix_table(sass)
     return (
-        paragraph(f"The body of the {facts.steps} loop, found by its back edge, counted once as it stands in the code.")
+        paragraph(
+            f"The body of the {facts.steps} loop, found by its back edge: every instruction counted once, as it stands "
+            f"in the code, whether a step executes it or not.{_executed_of(facts)}"
+        )
         + paragraph(serialisation(facts.loop))
         + f'<div class="columns"><div><h3>PTX</h3>{_mix_table(facts.loop.ptx)}</div>'
         + f"<div><h3>Machine code</h3>{machine_code}</div></div>"
     )
+
+
+def _executed_of(facts: ConfigFacts) -> str:
+    """How many of the body's instructions a step executes, where that is another number."""
+    body = facts.loop.ptx.total
+    if facts.simulation is None or facts.simulation.step.instructions == body:
+        return ""
+    executed = facts.simulation.step.instructions
+    return f" The body has {body:,} in PTX; a step executed {executed:,}: {path_of_step(body, executed)}."
 
 
 def _mix_table(mix: InstructionMix) -> str:
@@ -280,37 +286,36 @@ def _simulation(counts: Section) -> str:
     ) + _facts_table(counts)
 
 
-# --- Neighbours and comparisons --------------------------------------------------------------------------------
+def _run(facts: ConfigFacts, counts: Section) -> str:
+    if facts.simulation is None:
+        return ""
+    return paragraph(
+        "One thread block, from the start of the kernel to its end: all its warps and all its KV steps."
+    ) + _facts_table(counts)
+
+
+# --- Neighbours ------------------------------------------------------------------------------------------------
 
 
 def _neighbours(facts: ConfigFacts) -> str:
     if not facts.neighbours:
         return paragraph("Not requested.")
-    own = numbers(_or_unknown(getattr(facts.effects, name)) for name in EFFECT_NAMES)
+    own = numbers(shown_or_unknown(getattr(facts.effects, name)) for name in EFFECT_NAMES)
     rows = [row("this config", own + note(""), "this"), *(_neighbour(facts.effects, each) for each in facts.neighbours)]
     return paragraph(
-        "What each knob, turned alone, would change. The first row has this config's own figures; instructions and "
-        "conflicts are per warp and step, and a step is as long as its block."
-    ) + table(["change", *(f"#Δ {name}" for name in EFFECT_NAMES.values()), "filter"], rows, "neighbours")
-
-
-_JUDGEMENTS = {True: "better", False: "worse", None: ""}
+        "What each knob, turned alone, would change. The first row has this config's own figures. Counts per 1,000 "
+        "scores, of one warp in the middle of the loop, compare between blocks of any size."
+    ) + wide_table(["change", *(f"#Δ {name}" for name in EFFECT_NAMES.values()), "filter"], rows, "neighbours")
 
 
 def _neighbour(base: Effects, neighbour: Neighbour) -> str:
     if neighbour.effects is None:
         return row(neighbour.change, note(f"cannot be built: {neighbour.problem}", len(EFFECT_NAMES) + 1))
     cells = (
-        number(shown_difference(value), _JUDGEMENTS[is_better(neighbour, name, value)])
+        number(
+            shown_difference(value),
+            JUDGEMENTS[is_better(name, value, fewer_registers_are_better=neighbour.fewer_registers_are_better)],
+        )
         for name, value in differences(base, neighbour.effects).items()
     )
     return row(neighbour.change, "".join(cells) + note(neighbour.rejection or ""))
-
-
-def _compared_table(compared: ComparedSection) -> str:
-    if not compared.rows:
-        return paragraph(compared.remark)
-    rows = (
-        row(each.name, numbers(map(shown, each.values)), "differs" if each.differs else "") for each in compared.rows
-    )
-    return paragraph(compared.remark) + table(("fact", "#first", "#second"), rows, "compared")

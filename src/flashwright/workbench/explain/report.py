@@ -11,7 +11,6 @@ from flashwright.workbench.explain.facts import (
     ConfigFacts,
     Effects,
     KVLoop,
-    Neighbour,
     RegisterBudget,
     UnbuiltFacts,
     Verdict,
@@ -54,7 +53,7 @@ def sections(facts: ConfigFacts) -> tuple[Section, ...]:
                 for b in facts.buffering
             ),
         ),
-        Section("ptx", f"The {facts.steps} loop in PTX", tuple(_mix(facts.loop.ptx))),
+        Section("ptx", f"The {facts.steps} loop in PTX", tuple(_ptx(facts))),
         Section(
             "sass",
             f"The {facts.steps} loop in machine code",
@@ -70,9 +69,10 @@ def sections(facts: ConfigFacts) -> tuple[Section, ...]:
         Section(
             "simulation",
             f"One {facts.steps} step of one warp, simulated",
-            tuple(_simulation(facts)),
+            tuple(_step(facts)),
             facts.simulation_problem or "",
         ),
+        Section("run", "The whole simulated run", tuple(_run(facts))),
     )
 
 
@@ -180,6 +180,22 @@ def _mix(mix: InstructionMix) -> Iterator[Row]:
     yield Row("all instructions", mix.total)
 
 
+def _ptx(facts: ConfigFacts) -> Iterator[Row]:
+    yield from _mix(facts.loop.ptx)
+    if facts.simulation is not None:
+        executed = facts.simulation.step.instructions
+        yield Row("executed in a step", executed, path_of_step(facts.loop.ptx.total, executed))
+
+
+def path_of_step(in_body: int, executed: int) -> str:
+    """Why a step executes another number of instructions than the loop's body has."""
+    if executed == in_body:
+        return "every instruction of the body, once"
+    if executed < in_body:
+        return f"the other {in_body - executed:,} stand on branches that this step did not take"
+    return "some of the body stands in a loop of its own, and is executed more than once"
+
+
 def _machine_code(loop: KVLoop) -> Iterator[Row]:
     if loop.sass is not None:
         yield from _mix(loop.sass)
@@ -231,12 +247,16 @@ def _about_orders(facts: ConfigFacts) -> str:
     )
 
 
-def _simulation(facts: ConfigFacts) -> Iterator[Row]:
-    simulation = facts.simulation
-    if simulation is None:
+def _step(facts: ConfigFacts) -> Iterator[Row]:
+    if facts.simulation is None:
         return
-    step = simulation.step
+    step = facts.simulation.step
     yield Row("instructions", step.instructions, "executed by the warp")
+    yield Row(
+        "instructions per 1,000 scores",
+        step.instructions_per_thousand_scores,
+        f"the warp computes {step.scores:,} scores in a step; comparable between blocks of any size",
+    )
     yield Row("barriers", step.barriers)
     yield Row("global sectors", step.global_sectors, "of 32 bytes")
     for traffic in step.shared:
@@ -247,9 +267,16 @@ def _simulation(facts: ConfigFacts) -> Iterator[Row]:
         )
     of_whom = "wavefronts beyond the ideal" if step.shared else "the warp itself reads and writes no shared memory"
     yield Row("bank conflicts", step.bank_conflicts, of_whom)
+
+
+def _run(facts: ConfigFacts) -> Iterator[Row]:
+    """Of all warps of one thread block, from the start of the kernel to its end."""
+    simulation = facts.simulation
+    if simulation is None:
+        return
     for counter, note in _LAUNCH_COUNTERS.items():
         if simulation.counters[counter]:
-            yield Row(counter.replace("_", " "), simulation.counters[counter], f"{note}; of the whole block")
+            yield Row(counter.replace("_", " "), simulation.counters[counter], f"{note}; of the whole thread block")
     yield Row(
         "relative error",
         float(f"{simulation.relative_error:.3g}"),
@@ -271,24 +298,21 @@ EFFECT_NAMES = {
     "spill_bytes": "spilled bytes",
     "shared_bytes": "shared bytes",
     "blocks_per_sm": "blocks per SM",
-    "instructions_per_step": "instructions per step",
-    "bank_conflicts_per_step": "conflicts per step",
+    "instructions_per_thousand_scores": "instructions per 1,000 scores",
+    "conflicts_per_thousand_scores": "conflicts per 1,000 scores",
 }
 _MORE_IS_BETTER = {"blocks_per_sm"}
-_PER_STEP = {"instructions_per_step", "bank_conflicts_per_step"}
 
 
-def differences(base: Effects, other: Effects) -> dict[str, int | None]:
+def differences(base: Effects, other: Effects) -> dict[str, float | None]:
     """How far another config's figures are from the base's; None where one of them is unknown."""
     pairs = {name: (getattr(base, name), getattr(other, name)) for name in EFFECT_NAMES}
-    return {name: None if old is None or new is None else new - old for name, (old, new) in pairs.items()}
+    return {name: None if old is None or new is None else round(new - old, 1) for name, (old, new) in pairs.items()}
 
 
-def is_better(neighbour: Neighbour, name: str, difference: int | None) -> bool | None:
-    """Whether a difference speaks for the neighbour; None if there is none, or if it says nothing."""
-    if not difference or (name in _PER_STEP and not neighbour.same_work):
-        return None
-    if name == "registers" and not neighbour.fewer_registers_are_better:
+def is_better(name: str, difference: float | None, *, fewer_registers_are_better: bool = True) -> bool | None:
+    """Whether a difference speaks for the other config; None if there is none, or if it says nothing."""
+    if not difference or (name == "registers" and not fewer_registers_are_better):
         return None
     return (difference > 0) == (name in _MORE_IS_BETTER)
 
@@ -300,7 +324,12 @@ def shown(value: Value) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def shown_difference(difference: int | None) -> str:
+def shown_or_unknown(value: Value | None) -> str:
+    return "?" if value is None else shown(value)
+
+
+def shown_difference(difference: float | None) -> str:
     if difference is None:
         return "?"
-    return f"{difference:+,}".replace("-", "−") if difference else "·"
+    whole = int(difference) if difference == int(difference) else difference
+    return f"{whole:+,}".replace("-", "−") if difference else "·"

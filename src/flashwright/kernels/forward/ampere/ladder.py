@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashwright.hardware.architectures import architecture
 from flashwright.kernels.family import FamilyLadder
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes
 from flashwright.kernels.ladder import LadderRung, climbed
 from flashwright.problem.dtypes import DType
+
+ARCHITECTURES_CLIMBED = ("sm_80", "sm_90")
 
 
 def get_kernel_progression(
@@ -16,7 +20,8 @@ def get_kernel_progression(
     """The ladder, each rung one idea above the last.
 
     The first six are the documents'. Their filter refuses the fourth to the sixth, which stream Q at 64 × 64 (rule 5):
-    up to 128 columns no search tries these.
+    up to 128 columns no search tries these. Two K/V stages are left out where they exceed the shared memory of an
+    architecture that is climbed on: at 256 columns.
     """
     base = FlashForwardKernelConfig(DType.parse(dtype), d_head, 64, 64, 4, True, False, False, 0, 0, 0, False, False)
     changes: list[tuple[str, dict[str, Any]]] = [
@@ -35,7 +40,12 @@ def get_kernel_progression(
         ("row sums on the tensor cores", {"mma_row_sum": True}),
         ("the assembler's order of instructions", {"assembler_reorders": True}),
     ]
-    return climbed(base, changes)
+    return climbed(base, changes, is_possible=_fits_everywhere)
+
+
+def _fits_everywhere(config: FlashForwardKernelConfig) -> bool:
+    most = min(architecture(arch).shared_bytes_per_block for arch in ARCHITECTURES_CLIMBED)
+    return ForwardKernelTileShapes(config).shared_bytes <= most
 
 
 def get_kernel_progression_configs(
@@ -45,4 +55,4 @@ def get_kernel_progression_configs(
     return [rung.config for rung in get_kernel_progression(dtype, d_head)]
 
 
-LADDER = FamilyLadder(get_kernel_progression, architectures=("sm_80", "sm_90"), peers=("sdpa-fa2",))
+LADDER = FamilyLadder(get_kernel_progression, architectures=ARCHITECTURES_CLIMBED, peers=("sdpa-fa2",))

@@ -41,7 +41,7 @@ def parse_kernel_name_into_config(text: str) -> FlashForwardKernelConfig:
 def _parse_options(options: str, text: str) -> dict[str, Any]:
     values: dict[str, Any] = dict.fromkeys(OPTION_FIELDS.values(), False)
     seen: set[str] = set()
-    for token in options.split("+"):
+    for token in options.lower().split("+"):
         kind = token
         if token in OPTION_FIELDS:
             values[OPTION_FIELDS[token]] = True

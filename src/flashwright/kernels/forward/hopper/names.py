@@ -13,7 +13,7 @@ from flashwright.problem.dtypes import DType
 
 _FIELDS_NEVER_ZERO = 5
 
-_SHORT_FORM = re.compile(r"hopper\s*\(\s*(\w+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\)\s*:\s*(\S+)")
+_SHORT_FORM = re.compile(r"hopper\s*\(\s*(\w+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\)\s*:\s*(\S+)", re.IGNORECASE)
 _CPP_STRUCT = re.compile(r"HopperForwardKernelConfig\s*\{([^{}]*)\}")
 
 
@@ -38,7 +38,7 @@ def parse_hopper_config(text: str) -> HopperForwardKernelConfig:
 
 def _parse_options(options: str, text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for token in options.split("+"):
+    for token in options.lower().split("+"):
         if token in OPTIONS:
             name, value = OPTIONS[token], 1
         elif match := re.fullmatch(r"stages_(\d+)", token):

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from flashwright.workbench.explain.facts import LaneAccess, MatrixLoad
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
+from flashwright.workbench.quantities import counted
 
 CELL_WIDTH, CELL_HEIGHT = 58, 23
-LEFT, TOP = 48, 46
+LEFT, TOP = 58, 46
 GROUPS = 8
 """Groups of four banks: the 16-byte vectors of a bank line."""
 LANES_PER_MATRIX = 8
@@ -32,7 +33,7 @@ def banks_picture(load: MatrixLoad, name: str) -> str:
         text(f"{load.readers} 0–7, by the banks {whose} of {load.operand} lie in", LEFT, stack_top - 14, "label"),
         *_stacks(first, stack_bottom),
         text(
-            f"{tallest} wavefront{'s' if tallest > 1 else ''} for this matrix, {load.wavefronts} for all four",
+            f"{counted(tallest, 'wavefront')} for this matrix, {load.wavefronts} for all four",
             LEFT,
             stack_bottom + 40,
             "label strong",

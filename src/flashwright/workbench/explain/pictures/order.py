@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from flashwright.workbench.explain.order import CodeMark, LoadOrder
 from flashwright.workbench.explain.pictures.svg import line, picture, tag, text
+from flashwright.workbench.quantities import counted
 
 WIDTH, LEFT, RIGHT = 1160, 150, 16
 TITLE, LANE, MARK, GAP = 22, 22, 14, 12
@@ -16,7 +17,7 @@ def order_picture(rows: Sequence[tuple[str, LoadOrder]], name: str = "order", st
     parts: list[str] = []
     y = 8.0
     for label, order in rows:
-        title = f"{label}: {len(order.runs)} runs in {order.instructions} instructions"
+        title = f"{label}: {counted(len(order.runs), 'run')} in {counted(order.instructions, 'instruction')}"
         parts.append(text(title, LEFT, y + 14, "label strong"))
         y += TITLE
         for of_lane, is_load in (("load fragments", True), ("multiply", False)):

@@ -8,6 +8,7 @@ from operator import itemgetter
 from flashwright.kernels.explanation import SharedMap, SharedRegion
 from flashwright.workbench.explain.pictures.regions import region_class
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, text
+from flashwright.workbench.quantities import kib
 
 WIDTH, LEFT, RIGHT = 1160, 2, 2
 TOP, BAR = 26, 56
@@ -25,7 +26,7 @@ def shared_map_picture(shared: SharedMap) -> str:
             continue
         parts += [
             text(region.name, x + width / 2, TOP + 25, "bar-label strong", "middle"),
-            text(f"{region.bytes / 1024:g} KiB", x + width / 2, TOP + 43, "bar-label", "middle"),
+            text(f"{kib(region.bytes)} KiB", x + width / 2, TOP + 43, "bar-label", "middle"),
             line(x, TOP + BAR, x, TOP + BAR + 8, "axis"),
             text(f"{region.offset:#x}", x, TOP + BAR + 22, "label mono"),
             text(region.note, x + 1, TOP - 8, "label"),

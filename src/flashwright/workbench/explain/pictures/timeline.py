@@ -10,6 +10,7 @@ from flashwright.workbench.explain.facts import Flight, Span, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.pictures.regions import region_class
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
+from flashwright.workbench.quantities import counted
 
 WIDTH, LEFT, RIGHT = 1200, 172, 16
 FLIGHT_TOP, FLIGHT = 78, 24
@@ -96,12 +97,14 @@ def _role(timeline: Timeline) -> _Role:
     return _ROLES.get(timeline.role, _ROLES[WARP])
 
 
-def timeline_picture(timeline: Timeline, name: str = "timeline") -> str:
+def timeline_picture(timeline: Timeline, name: str = "timeline", *, instructions_across: int | None = None) -> str:
+    """The whole width shows the timeline, or so many instructions: then several are on one scale."""
+    across = max(timeline.instructions, instructions_across or 0)
     lanes = [lane for lane in _role(timeline).lanes if any(lane.holds(span) for span in timeline.spans)]
     rows = _rows(timeline)
     lanes_top = FLIGHT_TOP + max(rows.values(), default=0) * FLIGHT + FLIGHT + 14
     bottom = lanes_top + len(lanes) * LANE
-    scale = (WIDTH - LEFT - RIGHT) / timeline.instructions
+    scale = (WIDTH - LEFT - RIGHT) / across
     parts = [
         *_phases(timeline, scale, bottom),
         *_steps(timeline, scale, bottom),
@@ -118,7 +121,7 @@ def timeline_picture(timeline: Timeline, name: str = "timeline") -> str:
         parts += _arrival(flight, y, scale, timeline.instructions, lanes_top, lanes)
     for index, lane in enumerate(lanes):
         parts += _lane(lane, timeline, lanes_top + index * LANE, scale)
-    parts += _axis(timeline, scale, bottom)
+    parts += _axis(timeline.instructions, across, scale, bottom)
     return picture(
         name,
         WIDTH,
@@ -155,15 +158,25 @@ def _x(index: float, scale: float) -> float:
     return LEFT + index * scale
 
 
+_PHASE_CLASSES = {
+    "S = QKᵀ": "phase-qk",
+    "softmax": "phase-softmax",
+    "O += PV": "phase-pv",
+    "rescale O": "phase-rescale",
+    "S": "phase-qk",
+    "dP": "phase-qk",
+    "gradients of scores": "phase-softmax",
+    "dV": "phase-pv",
+    "dK": "phase-pv",
+    "dQ": "phase-pv",
+}
+"""A phase of another name has the tint of all phases."""
+
+
 def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
-    classes = {
-        "S = QKᵀ": "phase-qk", "softmax": "phase-softmax", "O += PV": "phase-pv",
-        "S": "phase-qk", "dP": "phase-qk", "gradients of scores": "phase-softmax",
-        "dV": "phase-pv", "dK": "phase-pv", "dQ": "phase-pv",
-    }  # fmt: skip
     for phase in timeline.phases:
         x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
-        yield rect(x, 34, width, bottom - 34, f"phase {classes.get(phase.name, '')}")
+        yield rect(x, 34, width, bottom - 34, f"phase {_PHASE_CLASSES.get(phase.name, '')}".rstrip())
         yield text(phase.name, x + width / 2, 50, "phase-name", "middle")
 
 
@@ -171,7 +184,7 @@ def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
     for number, (start, end) in enumerate(zip(timeline.step_starts, timeline.step_starts[1:], strict=False)):
         x = _x(start, scale)
         yield line(x, 8, x, bottom, "step")
-        label = f"{timeline.steps} step {timeline.first_step + number}: {end - start} instructions"
+        label = f"{timeline.steps} step {timeline.first_step + number}: {counted(end - start, 'instruction')}"
         yield text(label, x + 6, 22, "label strong")
 
 
@@ -214,17 +227,17 @@ def _lane(lane: _Lane, timeline: Timeline, y: float, scale: float) -> Iterator[s
         f"{max(span.length * scale, narrowest):.1f}z"
         for span in spans
     ]
-    yield line(LEFT, y + 5 + LANE_MARK, WIDTH - RIGHT, y + 5 + LANE_MARK, "rule")
+    yield line(LEFT, y + 5 + LANE_MARK, _x(timeline.instructions, scale), y + 5 + LANE_MARK, "rule")
     yield text(lane.label, LEFT - 42, y + 17.5, "label", "end")
     yield text(count, LEFT - 10, y + 17.5, "label count", "end")
     yield tag("path", d="".join(marks), class_=f"mark mark-{lane.class_}")
 
 
-def _axis(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
-    yield line(LEFT, bottom + 4, WIDTH - RIGHT, bottom + 4, "axis")
-    tick = TICK if timeline.instructions >= 4 * TICK else TICK // 10
-    step = tick * max(1, round(timeline.instructions / tick / 14))
-    for tick in range(0, timeline.instructions + 1, step):
+def _axis(instructions: int, across: int, scale: float, bottom: float) -> Iterator[str]:
+    yield line(LEFT, bottom + 4, _x(instructions, scale), bottom + 4, "axis")
+    tick = TICK if across >= 4 * TICK else TICK // 10
+    step = tick * max(1, round(across / tick / 14))
+    for tick in range(0, instructions + 1, step):
         x = _x(tick, scale)
         yield line(x, bottom + 4, x, bottom + 9, "axis")
         yield text(tick, x, bottom + 22, "label", "middle")
