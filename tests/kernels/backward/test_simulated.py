@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from backward_cases import (
 from simulated_cases import UNOWNED_ROWS
 
 from flashwright.kernels.family import KernelFamily, Occasion
-from flashwright.kernels.registry import families, parse_config, rejection_reason
+from flashwright.kernels.registry import families, parse_config
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import LONG
 from flashwright.problem.options import AttentionOptions
@@ -287,21 +286,12 @@ VARIANTS = {
 BACKWARDS = families("backward")
 
 
-def every_promising_config() -> list[Any]:
-    """Of the sizes that kernels are made for, those that a kernel can be built from and that are worth timing. Every
-    other one adds to dQ in order."""
-    sizes = {
-        "ampere": ((32, 64, 128), (32, 64, 128), (2, 4, 8), (1, 2)),
-        "hopper": ((64, 128), (64, 128), (1, 2), (1, 2, 3, 4)),
-    }
-    configs = [
-        family.config_type(DType.BF16, *values)
-        for family in BACKWARDS
-        for rows, keys, warps, stages in [sizes[family.name]]
-        for values in product(family.d_heads, rows, keys, warps, stages, stages, (False, True))
+def space_of(family: KernelFamily) -> list[Any]:
+    """What a search times. Every other one adds to dQ in order."""
+    kept = [
+        config for d_head in family.d_heads for config, reason in family.space.configs(DType.BF16, d_head) if not reason
     ]
-    promising = [config for config in configs if rejection_reason(config) is None]
-    return [replace(config, ordered=bool(number % 2)) for number, config in enumerate(promising)]
+    return [replace(config, ordered=bool(number % 2)) for number, config in enumerate(kept)]
 
 
 def default_of(family: KernelFamily, dtype: DType, d_head: int) -> Any:
@@ -330,7 +320,7 @@ def test_every_head_dimension(family, head_dim):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", every_promising_config(), ids=str)
-def test_every_config_that_is_worth_timing(config):
+@pytest.mark.parametrize("config", [config for family in BACKWARDS for config in space_of(family)], ids=str)
+def test_every_config_of_the_space(config):
     shape = (1, 2, 1, 150, 200, config.d_head)
     check_backward(config, Problem.random(shape, config.dtype, AttentionOptions(CAUSAL)))
