@@ -354,6 +354,8 @@ def test_json_holds_every_fact(flashwright):
         "timelines",
         "effects",
         "neighbours",
+        "operation",
+        "steps",
     }
     assert document["config"] == EAGER
     assert document["registers"].keys() >= {"phases", "limit", "used", "spill_bytes", "planned"}
@@ -398,7 +400,7 @@ def test_64_rows_in_8_warps_are_explained_by_rule_3_though_no_kernel_can_be_buil
     assert "The config in words" in out
     code, out, _ = flashwright("explain", EIGHT_WARPS, "--json")
     document = json.loads(out)
-    assert document.keys() == {"schema", "config", "family", "knobs", "verdict", "problem"}
+    assert document.keys() == {"schema", "config", "family", "knobs", "verdict", "problem", "operation"}
     assert (document["verdict"]["kept"], document["verdict"]["space"]) == (False, None)
     page = tmp_path / "page.html"
     assert flashwright("explain", EIGHT_WARPS, "--html", str(page))[0] == 0
