@@ -479,7 +479,7 @@ def test_a_config_without_a_kernel_is_refused_before_anything_is_compiled_or_sim
     def work(*_, **__):
         raise AssertionError("there is no kernel to work on")
 
-    for place in ("explain.explain_config", "compare.explain_config", "simulate.random_inputs"):
+    for place in ("explain.explain_config", "compare.explain_config", "simulate.simulate_config"):
         monkeypatch.setattr(f"flashwright.cli.{place}", work)
     code, _, error = command(*arguments)
     assert code == 1 and "Q_mma_load_K_tiles: 3 is not allowed" in error
