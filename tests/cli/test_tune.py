@@ -378,7 +378,7 @@ def test_an_empty_database_is_shown_as_empty(run, database):
     assert code == 0
     assert f"no results in {database.path}" in out
     code, out, _ = run("tune", "show", "--json")
-    assert json.loads(out) == to_document([])
+    assert json.loads(out) == {"schema": "tune-show/1"} | to_document([])
 
 
 def test_results_are_shown(run, database):

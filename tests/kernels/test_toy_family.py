@@ -22,7 +22,8 @@ from flashwright.problem.window import FULL, Window
 from flashwright.runtime.simulated import simulate_forward
 from flashwright.workbench.explain import explain_config
 from flashwright.workbench.explain.compare import compare_facts
-from flashwright.workbench.explain.page import comparison_page, config_page
+from flashwright.workbench.explain.comparison_page import comparison_page
+from flashwright.workbench.explain.page import config_page
 from flashwright.workbench.ladder import climb, read_ladder, write_ladder
 from flashwright.workbench.ladder_plot import ladder_figure
 from flashwright.workbench.tuning.space import enumerate_space

@@ -18,8 +18,8 @@ def without_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled, and lose their barriers."""
     compile_kernel = simulated.compile_kernel
 
-    def broken(*arguments: Any) -> Any:
-        kernel = compile_kernel(*arguments)
+    def broken(*arguments: Any, **options: Any) -> Any:
+        kernel = compile_kernel(*arguments, **options)
         ptx = re.sub(r"bar\.sync\s+0;", "", kernel.ptx)
         assert ptx != kernel.ptx
         return replace(kernel, program=replace(kernel.program, ptx=ptx))

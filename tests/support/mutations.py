@@ -87,8 +87,8 @@ class Mutation:
 def expect_named(mutation: Mutation, run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The run of the mutated kernel is stopped, and says where."""
 
-    def compile_broken(config: KernelConfig, arch: str, variant: AttentionVariant) -> Kernel[Any]:
-        kernel = compile_kernel(config, arch, variant)
+    def compile_broken(config: KernelConfig, arch: str, variant: AttentionVariant, **options: Any) -> Kernel[Any]:
+        kernel = compile_kernel(config, arch, variant, **options)
         return replace(kernel, program=replace(kernel.program, ptx=mutation.apply(kernel.ptx)))
 
     monkeypatch.setattr("flashwright.runtime.simulated.compile_kernel", compile_broken)

@@ -132,7 +132,7 @@ def test_a_stored_ladder_is_shown_and_drawn_anywhere(ladder, stored, tmp_path):
 def test_a_stored_ladder_is_printed_as_the_same_json(ladder, stored):
     code, out, _ = flashwright("ladder", "--from", stored, "--json")
     assert code == 0
-    assert json.loads(out) == json.loads(Path(stored).read_text())
+    assert json.loads(out) == {"schema": "ladder/1"} | json.loads(Path(stored).read_text())
 
 
 def test_the_same_ladder_gives_the_same_picture(ladder, tmp_path):

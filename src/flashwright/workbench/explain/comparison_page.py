@@ -34,7 +34,7 @@ def comparison_page(comparison: Comparison) -> str:
         "differing": ("What differs", _differing(comparison)),
         "registers": ("Registers", _registers(comparison)),
         "timeline": ("Two steps of the loop", _timelines(comparison)),
-        "order": ("Loads and products of the KV loop, in order", _orders(comparison)),
+        "order": ("Loads and products of the loop, in order", _orders(comparison)),
         "same": ("What is the same", _same(comparison)),
     }
     parts = {key: (title, html) for key, (title, html) in parts.items() if html}

@@ -290,7 +290,7 @@ def _run(facts: ConfigFacts, counts: Section) -> str:
     if facts.simulation is None:
         return ""
     return paragraph(
-        "One thread block, from the start of the kernel to its end: all its warps and all its KV steps."
+        f"One thread block, from the start of the kernel to its end: all its warps and all its {facts.steps} steps."
     ) + _facts_table(counts)
 
 

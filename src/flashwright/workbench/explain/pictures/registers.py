@@ -159,6 +159,6 @@ def paired_registers_picture(budgets: tuple[RegisterBudget, RegisterBudget], lab
         WIDTH,
         bottom + 52 + 24 * -(-len(operands) // 4) + 4,
         "Register budgets by operand, in pairs",
-        f"Registers of the operands alive in each part of a KV step, of both configs. The compiler used: {totals}.",
+        f"Registers of the operands alive in each part of a step, of both configs. The compiler used: {totals}.",
         parts,
     )
