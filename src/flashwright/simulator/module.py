@@ -139,8 +139,8 @@ class Module:
         one warp of one block (by linear index). ``check_hazards`` says what happens on a hazard (a race, a read of
         uninitialised memory, a missing wait or fence): ``"stop"`` raises `SimulationError`, ``"collect"`` goes on and
         lists it in ``run.findings``, ``"ignore"`` (or False) does not look for any; True stops, except for
-        mbarrier-fence, which it collects; a mapping says it by kind, with what True means for kinds it
-        does not name. Bounds and alignment are always checked. After
+        mbarrier-fence, which it collects; a mapping says it by kind, with what True means for kinds it does not name;
+        unordered-sum is looked for only if it is named. Bounds and alignment are always checked. After
         ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop. ``registers`` is what
         the kernel was compiled for, per thread: what ``setmaxnreg`` has to distribute (default: its ``.maxnreg``, or
         unlimited). With ``spurious_waits`` every other ``mbarrier.try_wait`` or ``test_wait`` of a thread says "not
