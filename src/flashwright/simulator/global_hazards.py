@@ -65,6 +65,8 @@ class GlobalShadow:
         self.writes = np.zeros(memory_bytes // granule, np.int64)
         self.reads = np.zeros(memory_bytes // granule, np.int64)
         self.released: dict[int, _Released] = {}  # by granule
+        self.version = 0
+        """Advances with every write and every fence."""
 
 
 class _BlockOrder:
@@ -236,15 +238,22 @@ class GlobalHazards:
         self._shift = shadow.granule.bit_length() - 1
         self._thread_warp = np.arange(wave.threads) // WARP_SIZE
         self._order = _BlockOrder(clocks, shadow, first_warp, wave.warps_per_block)
+        # By place in the program: version of the shadow, active threads, and addresses of the last strong load.
+        self._last_loads: dict[int, tuple[int, np.ndarray | None, np.ndarray]] = {}
         self._looks_for_sums = wave.hazard_policy.looks_for("unordered-sum")
 
     def fence(self, warps: np.ndarray, is_wide: bool) -> None:
         """A fence of memory by these warps, of gpu scope or of their block's."""
+        self._shadow.version += 1
         self._order.fence(warps, is_wide)
 
     def check(self, addresses: np.ndarray, width: int, what: str, data: np.ndarray | None) -> None:
         """Check an access of the active threads against those before it, and record it."""
         wave, shadow = self._wave, self._shadow
+        if what not in ("load", "async-copy"):
+            shadow.version += 1
+        elif wave.ordering is not None and self._is_repeated(addresses):
+            return
         access = self._access(addresses, width, what, data)
         granules = access.granules
         me = (self._first_warp + access.warps) << _WARP_SHIFT
@@ -260,6 +269,17 @@ class GlobalHazards:
             self._check_same_instruction(access, record)
         if access.ordering is not None and access.ordering.is_flag:
             self._order.access(access.ordering, what, access.warps, granules)
+
+    def _is_repeated(self, addresses: np.ndarray) -> bool:
+        """Whether the active threads, maybe spinning, have just made this load, and nothing was written since."""
+        wave, lanes = self._wave, self._wave.lanes
+        version, last_lanes, before = self._last_loads.get(wave.pc, (-1, None, addresses))
+        self._last_loads[wave.pc] = self._shadow.version, lanes, addresses
+        if version != self._shadow.version or not np.array_equal(before, addresses):
+            return False
+        if lanes is None or last_lanes is None:
+            return lanes is last_lanes
+        return np.array_equal(last_lanes, lanes)
 
     def _access(self, addresses: np.ndarray, width: int, what: str, data: np.ndarray | None) -> _Access:
         lanes = self._wave.lanes
