@@ -302,17 +302,17 @@ class GlobalHazards:
         is_near = self._is_near(warps, theirs)
         is_sum = False
         if access.ordering is not None:
-            is_atomic = (records & _STRONG) != 0
+            are_atomic = (records & _STRONG) != 0
             if not access.ordering.is_wide:
-                is_atomic &= is_near
-            is_atomic &= is_near | ((records & _WIDE) != 0)
+                are_atomic &= is_near
+            are_atomic &= is_near | ((records & _WIDE) != 0)
             is_sum = access.ordering.is_sum and self._looks_for_sums and earlier == "write"
             if not is_sum:
-                chosen = np.flatnonzero(~is_atomic)
+                chosen = np.flatnonzero(~are_atomic)
                 items, records, warps, theirs, is_near = (
                     array[chosen] for array in (items, records, warps, theirs, is_near)
                 )
-                is_atomic = is_atomic[chosen]
+                are_atomic = are_atomic[chosen]
         if not items.size:
             return none
         unordered = np.flatnonzero((records >> _STAMP_SHIFT) >= self._known(warps, theirs, is_near))
@@ -324,9 +324,9 @@ class GlobalHazards:
             self._report(access, items[~is_same], records[~is_same], earlier)
             return items[is_same]
         if is_sum:
-            is_atomic = is_atomic[unordered]
-            self._report(access, items[is_atomic], records[is_atomic], earlier, is_sum=True)
-            items, records = items[~is_atomic], records[~is_atomic]
+            are_atomic = are_atomic[unordered]
+            self._report(access, items[are_atomic], records[are_atomic], earlier, is_sum=True)
+            items, records = items[~are_atomic], records[~are_atomic]
         self._report(access, items, records, earlier)
         return none
 
