@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from backward_cases import Problem, check_gradients, differentiate, simulated
-from mutations import WRONG
+from mutations import WRONG, SourceMutation
 
 from flashwright.kernels.backward.launch import Scratch
 from flashwright.kernels.launch import Sizes
@@ -18,10 +18,25 @@ from flashwright.kernels.registry import family_of
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import FULL, Window
 from flashwright.runtime.simulated import BackwardSimulation
+from flashwright.simulator.findings import HazardChecks, reactions_to_all
 from flashwright.simulator.gpu import SimulatedGPU
 
 STEP_LIMIT, QUANTUM = 20_000, 100
 """Backward jumps before a wait for a turn counts as endless, and before others get to run."""
+IN_TURN: HazardChecks = {**reactions_to_all("stop"), "unordered-sum": "stop"}
+"""Additions to one place that nothing orders are a hazard, too."""
+UNORDERED = {"unordered-sum"}
+
+
+def not_acquired(run: Callable[[], Any]) -> SourceMutation:
+    """The wait for a turn says nothing about what others did before they passed it on."""
+    return SourceMutation("ptx/reduce.cuh", {"ld.acquire.gpu": "ld.relaxed.gpu"}, run, UNORDERED)
+
+
+def not_released(run: Callable[[], Any]) -> SourceMutation:
+    """A turn is passed on without what was done in it."""
+    fence = 'asm volatile("fence.acq_rel.gpu;" ::: "memory");'
+    return SourceMutation("ptx/reduce.cuh", {fence: "", "st.release.gpu": "st.relaxed.gpu"}, run, UNORDERED)
 
 
 class InOrder(NamedTuple):
@@ -61,7 +76,8 @@ def run_in_order(config: Any, problem: Problem, *, reverse: bool = False, blocks
         set_launch_order(config, reverse, patch)
         patch.setattr("flashwright.simulator.gpu.SimulatedGPU", new_gpu)
         patch.setattr("flashwright.simulator.module._blocks_per_wave", lambda *args: blocks_per_wave)
-        found = simulated(config, problem, step_limit=STEP_LIMIT)
+        checks = IN_TURN if config.ordered else "stop"
+        found = simulated(config, problem, step_limit=STEP_LIMIT, check_hazards=checks)
     (batches, q_heads, rows, _), (_, kv_heads, keys, _) = problem.q.shape, problem.k.shape
     scratch = Scratch.of(config, Sizes(batches, q_heads, kv_heads, rows, keys))
     memory = gpus[0].to_host(gpus[0].last).view(np.uint8)

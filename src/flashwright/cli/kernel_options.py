@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from flashwright.cli.kernel_arguments import ARGUMENT_HELP, parse_argument, parse_arguments
-from flashwright.simulator.findings import HAZARD_KINDS, REACTIONS, HazardChecks, HazardKind, Reaction
+from flashwright.simulator.findings import HAZARD_KINDS, REACTIONS, HazardChecks, HazardKind, Reaction, reactions_to_all
 
 LAUNCH_PANEL, CUDA_PANEL = "FILE.cu, FILE.ptx: the launch", "FILE.cu: the compiler"
 KernelOption = Annotated[
@@ -101,7 +101,7 @@ def hazard_checks(text: str) -> HazardChecks:
         if kind:
             reactions[kind] = reaction
         else:
-            others = dict.fromkeys(HAZARD_KINDS, reaction)
+            others = reactions_to_all(reaction)
     return {**others, **reactions}
 
 

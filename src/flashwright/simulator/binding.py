@@ -64,6 +64,7 @@ class Binder:
         self.callees = callees or {}  # of a call through a pointer: address of a function → where it was expanded
         self.pc = pc
         self.shared_widths: set[int] = set()
+        self.global_widths: set[int] = set()
         self.touched: set[int] = set()  # slots that the instruction reads or writes
         self.wgmma_registers: set[int] = set()  # slots that stay in use after it, until a wgmma.wait_group
         self.rename: tuple[int | None, int] | None = None  # slots of a 32-bit mov; None as source: a constant

@@ -12,6 +12,8 @@ ErrorKind = Literal[
     "uninitialised-global",
     "async-copy",
     "race",
+    "global-race",
+    "unordered-sum",
     "proxy-fence",
     "mbarrier-fence",
     "wgmma",
@@ -31,7 +33,8 @@ ErrorKind = Literal[
 class OtherParty:
     """The second party of a hazard: who touched the memory before, and where in the program.
 
-    ``warp`` is None for a bulk copy, which belongs to no warp once it has been issued.
+    ``warp`` is None for a bulk copy, which belongs to no warp once it has been issued. ``thread_block`` is named if it
+    may be another than that of the first party; then the lane is not known.
     """
 
     warp: int | None
@@ -41,12 +44,15 @@ class OtherParty:
     source_line: int | None
     instruction: str
     source_file: str | None = None
+    thread_block: tuple[int, int, int] | None = None
 
     def __str__(self) -> str:
         source = f", source line {self.source_line}" if self.source_line else ""
         where = f"`{self.instruction}` (PTX line {self.ptx_line}{source})"
         if self.warp is None:
             return f"{self.access}: {where}"
+        if self.thread_block is not None:
+            return f"{self.access} by thread block {self.thread_block}, warp {self.warp}: {where}"
         lane = "several lanes" if self.lane is None else f"lane {self.lane}"
         return f"{self.access} by warp {self.warp}, {lane}: {where}"
 

@@ -9,7 +9,15 @@ from typing import Any, Literal, get_args
 from .errors import ErrorKind, SimulationError
 
 HazardKind = Literal[
-    "uninitialised-shared", "uninitialised-global", "async-copy", "race", "proxy-fence", "mbarrier-fence", "wgmma"
+    "uninitialised-shared",
+    "uninitialised-global",
+    "async-copy",
+    "race",
+    "global-race",
+    "unordered-sum",
+    "proxy-fence",
+    "mbarrier-fence",
+    "wgmma",
 ]
 Reaction = Literal["stop", "collect", "ignore"]
 HazardChecks = bool | Reaction | Mapping[HazardKind, Reaction]
@@ -21,7 +29,14 @@ DEFAULT_REACTIONS: dict[str, Reaction] = {
     **dict.fromkeys(HAZARD_KINDS, "stop"),
     # Triton and cuda::memcpy_async leave this fence out.
     "mbarrier-fence": "collect",
+    # Right unless sums are to have the same bits in every run.
+    "unordered-sum": "ignore",
 }
+
+
+def reactions_to_all(reaction: Reaction) -> dict[HazardKind, Reaction]:
+    """One reaction to all kinds of hazards but those that are looked for only if they are named."""
+    return {kind: "ignore" if DEFAULT_REACTIONS[kind] == "ignore" else reaction for kind in HAZARD_KINDS}
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,7 @@ def reactions_by_kind(checks: HazardChecks) -> dict[str, Reaction]:
     if isinstance(checks, bool):
         return DEFAULT_REACTIONS if checks else dict.fromkeys(HAZARD_KINDS, "ignore")
     if not isinstance(checks, Mapping):
-        return dict.fromkeys(HAZARD_KINDS, _reaction(checks, ""))
+        checks = reactions_to_all(_reaction(checks, ""))
     for kind in checks:
         if kind not in HAZARD_KINDS:
             raise ValueError(f"check_hazards: {kind!r} is no kind of hazard; allowed: {', '.join(HAZARD_KINDS)}")

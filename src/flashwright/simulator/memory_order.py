@@ -8,10 +8,12 @@ with a fence on the right side of it: before a write that releases, after a read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .ptx.types import TYPES
 
 if TYPE_CHECKING:
     from .hazards import WarpClocks
@@ -25,6 +27,14 @@ class Ordering:
 
     acquires: bool = False
     releases: bool = False
+    is_wide: bool = True
+    """Whether it is of gpu or system scope, not of its block's alone; in shared memory there is no difference."""
+    is_flag: bool = True
+    """Whether its value may say something about other memory; a relaxed floating-point number does not."""
+    observes: bool = True
+    """Whether its thread gets to know what was there."""
+    is_sum: bool = False
+    """Whether it adds a floating-point number: the order of additions shows in the last bits."""
 
 
 RELAXED = Ordering()
@@ -36,13 +46,24 @@ _SEMANTICS = {
     "release": Ordering(releases=True),
     "acq_rel": Ordering(acquires=True, releases=True),
 }
+STRONG_MODIFIERS = frozenset(_SEMANTICS)
 
 
 def ordered(syntax: Instruction, execute: Callable[[Wave], Any]) -> Callable[[Wave], Any]:
     """An access with the ordering that its modifiers name; without any, it is as it was."""
-    ordering = next((_SEMANTICS[modifier] for modifier in syntax.modifiers if modifier in _SEMANTICS), None)
-    if ordering is None:
+    is_atomic = syntax.root in ("atom", "red")
+    default = RELAXED if is_atomic else None
+    semantics = next((_SEMANTICS[modifier] for modifier in syntax.modifiers if modifier in _SEMANTICS), default)
+    if semantics is None:
         return execute
+    is_float = TYPES[syntax.modifiers[-1]].is_float
+    ordering = replace(
+        semantics,
+        is_wide=not syntax.has("cta"),
+        is_flag=semantics.acquires or semantics.releases or not is_float,
+        observes=syntax.root != "red",
+        is_sum=is_atomic and is_float and syntax.has("add"),
+    )
 
     def run(wave: Wave) -> None:
         wave.ordering = ordering
@@ -78,7 +99,7 @@ class MemoryOrder:
         """Threads of these warps read these granules, one each, by strong accesses."""
         if not self._released:
             return
-        for warp, granule in _distinct(warps, granules):
+        for warp, granule in distinct_pairs(warps, granules):
             released = self._released.get(granule)
             if released is None:
                 continue
@@ -93,7 +114,7 @@ class MemoryOrder:
         if not (ordering.releases or self._released or self._fenced):
             return
         published: dict[int, np.ndarray] = {}
-        for warp, granule in _distinct(warps, granules):
+        for warp, granule in distinct_pairs(warps, granules):
             if ordering.releases and warp not in published:
                 published[warp] = self._clocks.publish(warp)
             own = published.get(warp, self._fenced.get(warp))
@@ -103,6 +124,7 @@ class MemoryOrder:
                 self._released[granule] = self._clocks.latest(known)
 
 
-def _distinct(warps: np.ndarray, granules: np.ndarray) -> Iterator[tuple[int, int]]:
+def distinct_pairs(warps: np.ndarray, granules: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The different (warp, granule) pairs."""
     pairs = np.unique(np.stack([granules, warps]), axis=1)
     yield from zip(pairs[1].tolist(), pairs[0].tolist(), strict=True)

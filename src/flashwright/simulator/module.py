@@ -17,6 +17,7 @@ from .counters import Counters
 from .errors import SimulationError
 from .findings import HazardChecks, HazardPolicy
 from .garbage import without_garbage_collection
+from .global_hazards import MAX_WARPS, GlobalShadow
 from .grid import run_blocks
 from .memory.thread_memory import ConstantMemory
 from .memory.windows import FUNCTION_BASE, FUNCTION_STEP, WINDOW_BASE
@@ -138,8 +139,8 @@ class Module:
         one warp of one block (by linear index). ``check_hazards`` says what happens on a hazard (a race, a read of
         uninitialised memory, a missing wait or fence): ``"stop"`` raises `SimulationError`, ``"collect"`` goes on and
         lists it in ``run.findings``, ``"ignore"`` (or False) does not look for any; True stops, except for
-        mbarrier-fence, which it collects; a mapping says it by kind, with what True means for kinds it
-        does not name. Bounds and alignment are always checked. After
+        mbarrier-fence, which it collects; a mapping says it by kind, with what True means for kinds it does not name;
+        unordered-sum is looked for only if it is named. Bounds and alignment are always checked. After
         ``step_limit`` backward jumps of a wave the kernel is taken to be in an endless loop. ``registers`` is what
         the kernel was compiled for, per thread: what ``setmaxnreg`` has to distribute (default: its ``.maxnreg``, or
         unlimited). With ``spurious_waits`` every other ``mbarrier.try_wait`` or ``test_wait`` of a thread says "not
@@ -176,6 +177,7 @@ class Module:
             print=(stdout or sys.stdout).write,
             registers=registers or program.limits.get("maxnreg", (None,))[0],
             spurious_waits=spurious_waits,
+            global_shadow=self._global_shadow(program, policy, blocks * threads // WARP_SIZE, cluster_size),
         )
         if trace_warp is not None:
             trace_warp = _number_of_block(trace_warp[0], grid3, cluster3), trace_warp[1]
@@ -190,6 +192,16 @@ class Module:
             self._gpu.memory.settle()
         elapsed_s = time.perf_counter() - started
         return Run(program, grid3, block3, shared_bytes, launch.counters, trace, policy.findings, elapsed_s)
+
+    def _global_shadow(
+        self, program: Program, policy: HazardPolicy, warps: int, cluster_size: int
+    ) -> GlobalShadow | None:
+        """None: races on global memory are not looked for."""
+        is_wanted = policy.looks_for("global-race") or policy.looks_for("unordered-sum")
+        # The order that barriers and mbarriers make between the blocks of a cluster is not tracked.
+        if not is_wanted or not program.has_global_flags or cluster_size > 1 or warps > MAX_WARPS:
+            return None
+        return GlobalShadow(self._gpu.memory.bytes.size, program.global_granule, warps)
 
     def _check_limits(self, program: Program, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
         threads = block[0] * block[1] * block[2]

@@ -18,6 +18,7 @@ from .control_flow import END, ControlFlow
 from .errors import SimulationError
 from .instructions.run_time import RUN_TIME_FUNCTIONS
 from .memory.windows import CALL_PARAMETER_BASE
+from .memory_order import STRONG_MODIFIERS
 from .ptx.syntax import (
     Arguments,
     Function,
@@ -75,6 +76,7 @@ class Program:
     dynamic_shared_offset: int = 0
     local_bytes: int = 0
     shared_granule: int = 16
+    global_granule: int = 16
     wgmma_registers: tuple[int, ...] = ()
     limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -86,6 +88,11 @@ class Program:
     def has_asynchronous_parties(self) -> bool:
         """Whether bulk copies or warpgroup products touch shared memory beside the threads."""
         return any(item.opcode.startswith(_ASYNCHRONOUS) for item in self.code)
+
+    @cached_property
+    def has_global_flags(self) -> bool:
+        """Whether strong accesses, by which thread blocks can tell each other something, may go to global memory."""
+        return any(_may_be_global_flag(item.opcode.split(".")) for item in self.code)
 
     @cached_property
     def steps(self) -> list[tuple[Callable[..., Any], int, bool, bool, int, int]]:
@@ -287,6 +294,7 @@ class ProgramBuilder:
         if self.problems:
             raise self._refusal()
         self.program.shared_granule = min(set().union(*(binder.shared_widths for binder in binders)), default=16)
+        self.program.global_granule = min(set().union(*(binder.global_widths for binder in binders)), default=16)
         self._watch_wgmma_registers(binders)
 
     def _watch_wgmma_registers(self, binders: list[Binder]) -> None:
@@ -385,6 +393,12 @@ class ProgramBuilder:
             source_location=str(source) if source else None,
             instruction=first.text,
         )
+
+
+def _may_be_global_flag(opcode: list[str]) -> bool:
+    root, *modifiers = opcode
+    is_strong = root in ("atom", "red") or (root in ("ld", "st") and not STRONG_MODIFIERS.isdisjoint(modifiers))
+    return is_strong and not any(modifier.startswith("shared") for modifier in modifiers)
 
 
 def _functions_with_address(module: ModuleSyntax) -> list[str]:

@@ -18,6 +18,7 @@ from .async_hazards import AsyncHazards
 from .clusters import Clusters
 from .errors import ErrorKind, OtherParty, SimulationError
 from .findings import HazardPolicy
+from .global_hazards import GlobalHazards, GlobalShadow
 from .hazards import HazardTracker
 from .memory.shared_memory import SharedMemory
 from .memory.space import MemorySpace
@@ -73,6 +74,7 @@ class Launch:
     print: Callable[[str], object]
     registers: int | None = None
     spurious_waits: bool = False
+    global_shadow: GlobalShadow | None = None
     activity: Activity = field(default_factory=Activity)
 
     @property
@@ -134,6 +136,11 @@ class Wave:
         is_checking = launch.hazard_policy.is_checking
         self.hazards = HazardTracker(self, program.shared_granule) if is_checking else None
         self.async_hazards = None if self.hazards is None else AsyncHazards(self, self.hazards)
+        self.global_hazards = (
+            None
+            if self.hazards is None or launch.global_shadow is None
+            else GlobalHazards(self, self.hazards.clocks, launch.global_shadow, first_block * self.warps_per_block)
+        )
         self.register_hazards = (
             RegisterHazards(self, program.wgmma_registers) if is_checking and program.wgmma_registers else None
         )

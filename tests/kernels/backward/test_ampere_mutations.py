@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 from backward_cases import Problem, check_backward
 from mutations import SourceMutation, expect_named_or_wrong
-from ordering import expect_same_sums
+from ordering import UNORDERED, expect_same_sums, not_acquired, not_released
 
 from flashwright.kernels.registry import parse_config
 
@@ -80,9 +80,11 @@ MUTATIONS = {
         KERNEL, {QUERIES_READ: ""}, run_pairs_with_two_stages_of_Q, COPY | RACE
     ),
     "additions do not wait for their turn": SourceMutation(
-        SUMS, {"load_acquire(counter) != own": "false"}, run_ordered
+        SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED
     ),
-    "one thread waits for the turn, the others add": SourceMutation(KERNEL, {MY_TURN: ""}, run_ordered),
+    "one thread waits for the turn, the others add": SourceMutation(KERNEL, {MY_TURN: ""}, run_ordered, UNORDERED),
+    "a turn is not acquired": not_acquired(run_ordered),
+    "a turn is not released": not_released(run_ordered),
     "a turn is never passed on": SourceMutation(
         SUMS, {"store_release(counter, own + 1);": ""}, run_ordered, {"deadlock", "barrier"}
     ),

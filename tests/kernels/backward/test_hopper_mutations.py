@@ -22,7 +22,7 @@ from mutations import (
     no_release,
     no_wait,
 )
-from ordering import expect_same_sums
+from ordering import UNORDERED, expect_same_sums, not_acquired, not_released
 
 from flashwright.kernels.registry import parse_config
 from flashwright.problem.dtypes import DType
@@ -130,8 +130,8 @@ MUTATIONS = {
     "nobody waits until rows of others are cleared": Mutation(
         "named_barrier_sync(barriers::consumers, consumer_threads);", SYNC, {"race"}, "clear_", run=run_packed
     ),
-    "consumers add before it is their turn": ordered(no_wait("shared.turn().wait_until_full(", "deadlock")),
-    "a turn is passed on before all have added": ordered(no_wait("slot.wait_until_empty(place.lap);", "deadlock")),
+    "consumers add before it is their turn": ordered(no_wait("shared.turn().wait_until_full(", *UNORDERED)),
+    "a turn is passed on before all have added": ordered(no_wait("slot.wait_until_empty(place.lap);", *UNORDERED)),
     "consumers are not told of their turn": ordered(no_release("mbarrier_arrive(slot.full);")),
     "consumers do not say that they have added": ordered(no_release("shared.turn().release();")),
     "a turn is never passed on": ordered(Mutation("turn.pass();", r"st\.release", {"deadlock"})),
@@ -159,7 +159,9 @@ SOURCE_MUTATIONS = {
     "a step's note is overwritten before dQ is added": SourceMutation(
         SHARED, {"step % (2 * cfg::Q_stages)": "step % cfg::Q_stages"}, run_several_steps, {"race"}
     ),
-    "a turn is not waited for": SourceMutation(SUMS, {"load_acquire(counter) != own": "false"}, run_ordered),
+    "a turn is not waited for": SourceMutation(SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED),
+    "a turn is not acquired": not_acquired(run_ordered),
+    "a turn is not released": not_released(run_ordered),
 }
 
 

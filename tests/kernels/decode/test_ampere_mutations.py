@@ -47,8 +47,9 @@ def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
 
 
-KERNEL, ITEMS = "decode/ampere.cuh", "decode/items.cuh"
-RACE, COPY = {"race"}, {"async-copy"}
+KERNEL, ITEMS, COUNTERS = "decode/ampere.cuh", "decode/items.cuh", "ptx/atomics.cuh"
+RACE, COPY, BETWEEN_BLOCKS = {"race"}, {"async-copy"}, {"global-race"}
+FENCE = 'asm volatile("fence.acq_rel.gpu;" ::: "memory");'
 UNWRITTEN = {"uninitialised-shared"}
 
 MUTATIONS = {
@@ -81,6 +82,21 @@ MUTATIONS = {
     ),
     "whoever is last does not know it yet": SourceMutation(
         KERNEL, {"__syncthreads(); // one thread knows whether it is the last": ""}, run_segments, RACE | UNWRITTEN
+    ),
+    "a segment is counted before all threads have stored it": SourceMutation(
+        KERNEL, {"__syncthreads(); // all threads have stored": ""}, run_segments, BETWEEN_BLOCKS
+    ),
+    "segments are counted without release and acquire": SourceMutation(
+        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
+    ),
+    "segments are counted without acquire": SourceMutation(
+        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.release.gpu"}, run_segments, BETWEEN_BLOCKS
+    ),
+    "segments are counted without release": SourceMutation(
+        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.acquire.gpu"}, run_segments, BETWEEN_BLOCKS
+    ),
+    "segments are released to the own thread block": SourceMutation(
+        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.acq_rel.cta"}, run_segments, BETWEEN_BLOCKS
     ),
     "counters are left as they are": SourceMutation(
         KERNEL, {"*arrivals = 0; // for the next launch": ";"}, run_segments

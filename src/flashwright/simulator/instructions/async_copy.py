@@ -37,6 +37,7 @@ def cp_async(syntax: Instruction, bind: Binder) -> Execute:
         raise Unsupported(f"copy of {width} bytes")
     get_target, get_source = bind.address(operands[0]), bind.address(operands[1])
     bind.shared_widths.add(width)
+    bind.global_widths.add(width)
     get_count = _source_bytes(operands[3], width, bind) if len(operands) > 3 else None
 
     def execute(wave: Wave) -> None:

@@ -120,10 +120,13 @@ def fence(syntax: Instruction, bind: Binder) -> Execute:
     """Memory is sequentially consistent here: a fence matters to what strong accesses around it hand over."""
     if syntax.has("proxy"):
         raise Unsupported("proxy fences other than .async and .alias")
+    is_wide = not syntax.has("cta")
 
     def execute(wave: Wave) -> None:
         if wave.hazards is not None:
             wave.hazards.order.fence(_warps_of(wave))
+        if wave.global_hazards is not None:
+            wave.global_hazards.fence(_warps_of(wave), is_wide)
 
     return execute
 

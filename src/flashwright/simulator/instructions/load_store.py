@@ -38,6 +38,8 @@ def bind_location(syntax: Instruction, operand: Operand, width: int, bind: Binde
     space = state_space(syntax)
     if space in (None, "shared"):
         bind.shared_widths.add(width)
+    if space in (None, "global"):
+        bind.global_widths.add(width)
     if space is None:
         return None, bind.generic_address(operand)
     get = bind.address(operand)

@@ -145,6 +145,8 @@ class GlobalMemory:
             self.mark_written(addresses, width)
         else:
             self.check_written(wave, addresses, width, access)
+        if wave.global_hazards is not None:
+            wave.global_hazards.check(addresses, width, access, data)
         view, index = self.views[width], (addresses - GLOBAL_BASE) >> WIDTH_SHIFT[width]
         wave.spinning.watch(access, view, index)
         return view, index

@@ -21,6 +21,8 @@ RULES: dict[ErrorKind, str] = {
     "uninitialised-global": "A read of global memory that nobody wrote.",
     "async-copy": "Data of an asynchronous copy that was not waited for.",
     "race": "Two accesses to shared memory, at least one a write, without an order between them.",
+    "global-race": "Two accesses to global memory, at least one a write, without an order between them.",
+    "unordered-sum": "Additions to one place without an order between them.",
     "proxy-fence": "A missing fence between ordinary and asynchronous accesses.",
     "mbarrier-fence": "An mbarrier's initialisation that the asynchronous proxy may not see.",
     "wgmma": "Registers of a warpgroup product without a wait or a fence.",
