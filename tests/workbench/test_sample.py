@@ -138,7 +138,7 @@ def short_ladder(monkeypatch):
     """Its first rung, on one architecture."""
     full = ladder_of("ampere")
     short = replace(full, rungs=lambda dtype, d_head: full.rungs(dtype, d_head)[:1], architectures=("sm_80",))
-    monkeypatch.setattr(ladder_module, "ladder_of", lambda family: short)
+    monkeypatch.setattr(ladder_module, "ladder_of", lambda family, operation: short)
 
 
 def test_a_causal_ladder_is_climbed_on_half_of_the_steps(short_ladder, tmp_path):
