@@ -218,3 +218,15 @@ def test_a_cache_that_grows_is_arranged_once(monkeypatch):
         expected = flash_attn_with_kvcache(*(x.transpose(1, 2) for x in (q, *part)))
         torch.testing.assert_close(out.transpose(1, 2), expected, rtol=2e-2, atol=2e-2)
     assert len(kind.arrangements) == 1
+
+
+def test_keys_are_not_appended_to_pages_that_do_not_exist(monkeypatch):
+    SimulatingGPU(monkeypatch)
+    kind = DecodeKind(AttentionOptions(), lambda *sizes: parse_config(CONFIG), returns_lse=False, device_index=0)
+    k, v = (some(3, 2, 16, 64, seed=seed, dtype=torch.bfloat16) for seed in (1, 2))
+    before = [k.clone(), v.clone()]
+    q = some(1, 2, 1, 64, seed=3, dtype=torch.bfloat16)
+    cache = CacheTensors(int32(5), page_table=int32(7).view(1, 1))
+    out, _ = kind.run(q, k, v, torch.full_like(q, math.nan), cache, NewRows(q, q))
+    assert torch.equal(k, before[0]) and torch.equal(v, before[1])
+    assert (out == 0).all()

@@ -56,7 +56,8 @@ def flash_attn_with_kvcache(
     With `rotary_cos` and `rotary_sin`, (positions, columns / 2), the new keys are rotated for their positions, and the
     queries for the same where the mask is causal or a window, otherwise all for the first of them.
 
-    Lengths and page numbers that lead out of the cache are clamped on a GPU, and what does not fit is not written.
+    On a GPU, lengths that lead out of the cache are clamped, keys on pages that do not exist count as zeros, and what
+    does not fit is not written.
     `num_splits` is accepted; splits are chosen on the device from the actual lengths. With `row_invariant`, the bits of
     a sequence do not depend on the others. Gradients are not computed.
     """

@@ -66,9 +66,14 @@ def test_lengths_that_lead_out_of_the_cache_are_clamped():
     config = parse_config(SMALL)
     zeros = np.zeros((1, 1, 40, 64), NUMPY_DTYPES[config.dtype])
     simulate_decode(config, zeros[:, :, :1], zeros, zeros, kv_lengths=np.array([1000]))  # the simulator checks bounds
-    table = np.array([[99, -5, 3]])
-    pages = np.zeros((3, 1, 16, 64), NUMPY_DTYPES[config.dtype])
-    simulate_decode(config, zeros[:, :, :1], pages, pages, kv_lengths=np.array([48]), page_table=table)
+
+
+def test_keys_on_pages_that_do_not_exist_are_zeros_and_nobody_elses():
+    config = parse_config(SMALL)
+    q = np.ones((1, 1, 1, 64), NUMPY_DTYPES[config.dtype])
+    pages = np.full((3, 1, 16, 64), np.inf, NUMPY_DTYPES[config.dtype])  # another sequence's
+    simulated = simulate_decode(config, q, pages, pages, kv_lengths=np.array([48]), page_table=np.array([[99, -5, 3]]))
+    assert (simulated.output == 0).all()
 
 
 @pytest.mark.parametrize("split_units", (1, 2))

@@ -45,6 +45,11 @@ struct CachedSequence {
             pages = args.page_table + cache * args.page_table_stride;
     }
 
+    // Whether there is a page for a key: a number beyond the cache's pages is none.
+    DEVICE bool has_page(const DecodeArguments &args, int key) const {
+        return !pages || (uint32)pages[key / args.page_rows] < (uint32)args.cache_size;
+    }
+
     // The row of a cache that holds a key, for one head.
     DEVICE const char *row(const DecodeArguments &args, const TensorView &tensor, int head, int key) const {
         int index = cache;

@@ -104,8 +104,10 @@ struct Segment {
     static constexpr int page_step = 16; // keys: pages have a multiple of it
 
     DEVICE void start_group_copy(int key, int row, int stage) const {
-        const int exist = item.sequence.kv_end - key;
-        const int known = exist > 0 ? key : 0; // an address to take in the place of none
+        // Keys without a page are zero: no other sequence's are read in their place.
+        const bool exists = key < item.sequence.kv_end && item.sequence.has_page(args, key);
+        const int exist = exists ? item.sequence.kv_end - key : 0;
+        const int known = exists ? key : 0; // an address to take in the place of none
         const char *K = item.sequence.row(args, args.forward.K, item.head, known);
         const char *V = item.sequence.row(args, args.forward.V, item.head, known);
         copy_rows(shared.K(stage, key_warp), K, args.forward.K.row_stride, row, exist); // @operand K

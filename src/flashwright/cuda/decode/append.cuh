@@ -87,8 +87,8 @@ template <int> __global__ void __launch_bounds__(append_threads)
         const char *source = head_start(job.source, batch, head) + row * job.source.row_stride * element_bytes;
         char *target;
         if (job.into_cache) {
-            if (position < 0 || position >= args.decode.forward.kv_length)
-                continue; // nothing is written outside of the cache
+            if (position < 0 || position >= args.decode.forward.kv_length || !sequence.has_page(args.decode, position))
+                continue; // nothing is written outside of the cache, or into another sequence's pages
             target = const_cast<char *>(sequence.row(args.decode, job.target, head, position));
         } else {
             target = head_start(job.target, batch, head) + row * job.target.row_stride * element_bytes;
