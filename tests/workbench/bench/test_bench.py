@@ -355,7 +355,14 @@ class FakeCuda:
             yield
             cuda.capturing = None
 
-        fakes = {"Event": Event, "CUDAGraph": Graph, "graph": graph, "Stream": lambda: "a stream"}
+        class Stream:
+            def __init__(self, device: str = "cuda") -> None:
+                pass
+
+            def wait_stream(self, other: Stream) -> None:
+                pass
+
+        fakes = {"Event": Event, "CUDAGraph": Graph, "graph": graph, "Stream": Stream, "current_stream": Stream}
         fakes |= {"stream": lambda stream: nullcontext(), "synchronize": lambda: None}
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -69,6 +70,7 @@ class GPUMachine:
         if rounds < 1:
             raise ValueError(f"rounds: {rounds} is not allowed; allowed: 1 or more")
         self._device, self._rounds = device, rounds
+        self._stream: Any = None
 
     def inputs(self, cell: Cell) -> Inputs:
         q, k, v = score_inputs(
@@ -84,7 +86,23 @@ class GPUMachine:
         inputs = Inputs(q, k, v, cell.causal)
         return inputs if cell.operation == FORWARD else with_gradients(inputs, cell.operation)
 
+    def _on_its_stream(self) -> AbstractContextManager[Any]:
+        """Every call is made on one stream: autograd adds up the gradients of a leaf on the stream of the leaf's first
+        use, and a graph that is captured on another stream cannot hold that."""
+        import torch
+
+        if self._device == "cpu":
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        return torch.cuda.stream(self._stream)
+
     def relative_error(self, prepared: Prepared, inputs: Inputs) -> float:
+        with self._on_its_stream():
+            return self._relative_error(prepared, inputs)
+
+    def _relative_error(self, prepared: Prepared, inputs: Inputs) -> float:
         if inputs.operation == FORWARD:
             return sampled_relative_error(prepared.output(), inputs)
         with prepared.context():
@@ -93,21 +111,19 @@ class GPUMachine:
         return largest([*errors, gradient_error((dq, dk, dv), inputs)])
 
     def gpu_times_ms(self, prepared: Mapping[Name, Prepared]) -> tuple[dict[Name, float], dict[Name, str]]:
-        import torch
-
-        stream = torch.cuda.Stream()
         captured: dict[Name, CapturedCall] = {}
         failures: dict[Name, str] = {}
-        for name, implementation in prepared.items():
-            try:
-                captured[name] = capture(implementation.run, stream, LAUNCHES)
-            except Exception as error:  # an implementation that cannot be captured in a CUDA graph
-                failures[name] = reason(error)
-        return replay_times_ms(captured, stream, rounds=self._rounds), failures
+        with self._on_its_stream():
+            for name, implementation in prepared.items():
+                try:
+                    captured[name] = capture(implementation.run, self._stream, LAUNCHES)
+                except Exception as error:  # an implementation that cannot be captured in a CUDA graph
+                    failures[name] = reason(error)
+            return replay_times_ms(captured, self._stream, rounds=self._rounds), failures
 
     def host_us(self, prepared: Prepared, gpu_ms: float) -> float:
         calls = max(FEWEST_HOST_CALLS, min(MOST_HOST_CALLS, round(HOST_REPEAT_MS / gpu_ms)))
-        with prepared.context():
+        with self._on_its_stream(), prepared.context():
             return host_us(prepared.call, calls, HOST_REPEATS, warm_up=calls)
 
 
