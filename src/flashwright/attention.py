@@ -130,8 +130,8 @@ def attention(
       the same. Without it, those of q may differ in their last bits.
 
     Rows with no key to attend to are 0, and their log-sum-exp is -inf. Gradients flow to q, k and v, from the
-    log-sum-exp too. On a GPU they are PyTorch's FlashAttention backward or, with FLASHWRIGHT_BACKWARD=kernels in the
-    environment, kernels of ours: of the family that the call names, if it has them for the head dimension.
+    log-sum-exp too. On a GPU they are computed by kernels of the family that the call names, if it has them for the
+    head dimension.
     """
     if window.__class__ is list:
         window = tuple(window)

@@ -24,7 +24,6 @@ from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varl
 from flashwright.kernels.backward.launch import Scratch
 from flashwright.kernels.family import KernelFamily, Occasion
 from flashwright.kernels.launch import Sizes
-from flashwright.operators.backward import BACKWARD_VARIABLE, OWN_KERNELS
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
 from flashwright.runtime.backward import run_backward
@@ -47,11 +46,6 @@ SCORES = (
     "normal", "normal-x4", "normal-x10", "mixed-heads", "rising", "falling-fast", "waves", "outlier-keys", "sink",
     "early-peak", "one-hot",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BACKWARD_VARIABLE, OWN_KERNELS)
 
 
 def sampled(cases: list[Case], count: int) -> list[Any]:

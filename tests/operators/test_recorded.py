@@ -30,11 +30,6 @@ ERROR = 8e-3
 BACKWARD = [("ampere backward", ROWS), ("ampere backward", None), ("ampere backward", DQ)]
 
 
-@pytest.fixture(autouse=True)
-def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(backward.BACKWARD_VARIABLE, backward.OWN_KERNELS)
-
-
 @pytest.fixture(params=[True])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatingGPU]:
     forget_kinds()

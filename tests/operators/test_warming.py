@@ -15,7 +15,6 @@ from flashwright.kernels.backward.launch import DQ, ROWS
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.forward.launch import forward_variant
 from flashwright.kernels.registry import family_of
-from flashwright.operators.backward import BACKWARD_VARIABLE, OWN_KERNELS, PYTORCH
 from flashwright.operators.warming import needed_kernels
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
@@ -27,13 +26,6 @@ GPUS = [
     GPUModel.of_architecture("NVIDIA GeForce RTX 4090", "sm_89"),
     GPUModel.of_architecture("NVIDIA H200", "sm_90"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gradients_by_own_kernels():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv(BACKWARD_VARIABLE, OWN_KERNELS)
-        yield
 
 
 lengths = st.one_of(st.integers(1, 70), st.integers(1, 9000))
@@ -84,12 +76,6 @@ def test_kernels_compiled_ahead_are_found_in_the_cache():
     }
     for companion in (ROWS, DQ):
         assert compile_one(*backward, companion, arch="sm_80").program.from_cache
-
-
-def test_gradients_of_pytorchs_need_no_kernels_of_ours(monkeypatch):
-    monkeypatch.setenv(BACKWARD_VARIABLE, PYTORCH)
-    ready = needed_kernels(64, DType.FP16, AttentionOptions(), GPUS[0], training=True)
-    assert {family_of(config).operation.name for config, _ in ready} == {"forward"}
 
 
 def test_without_a_gpu_an_architecture_must_be_named(monkeypatch):

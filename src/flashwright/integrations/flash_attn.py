@@ -2,9 +2,8 @@
 
     from flashwright import flash_attn_func        # instead of: from flash_attn import flash_attn_func
 
-Differences: the log-sum-exp of a row without keys is -inf, not +inf; unless FLASHWRIGHT_BACKWARD=kernels is in the
-environment, `deterministic` gradients come from a recomputed reference, which is slower. Arguments that are not
-supported raise `NotImplementedError`.
+Differences: the log-sum-exp of a row without keys is -inf, not +inf. Arguments that are not supported raise
+`NotImplementedError`.
 """
 
 from __future__ import annotations

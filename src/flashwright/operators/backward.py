@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -19,41 +18,17 @@ from flashwright.runtime.tensors import Packed
 if TYPE_CHECKING:
     import torch
 
-    from flashwright.operators.pytorch_gradients import PyTorchGradients
 
-
-BACKWARD_VARIABLE = "FLASHWRIGHT_BACKWARD"
-OWN_KERNELS, PYTORCH = "kernels", "pytorch"
-
-
-def differentiates_by_own_kernels() -> bool:
-    """Whether gradients on a GPU are computed by our kernels, and not by PyTorch's FlashAttention backward."""
-    chosen = os.environ.get(BACKWARD_VARIABLE, PYTORCH)
-    if chosen not in (OWN_KERNELS, PYTORCH):
-        raise ValueError(f"{BACKWARD_VARIABLE}: {chosen!r} is not allowed; allowed: {OWN_KERNELS}, {PYTORCH}")
-    return chosen == OWN_KERNELS
-
-
+@lru_cache(maxsize=1024)
 def backward_kind(
     options: AttentionOptions,
     dtype: DType,
     device_index: int,
     family: str | None = None,
     deterministic: bool = False,
-) -> BackwardKind | PyTorchGradients:
-    """What computes gradients on one GPU with the same options."""
-    if differentiates_by_own_kernels():
-        return _own_backward_kind(options, dtype, device_index, family, deterministic)
-    from flashwright.operators.pytorch_gradients import PyTorchGradients
-
-    return PyTorchGradients(options, deterministic)
-
-
-@lru_cache(maxsize=1024)
-def _own_backward_kind(
-    options: AttentionOptions, dtype: DType, device_index: int, family: str | None, deterministic: bool
 ) -> BackwardKind:
-    """Kernels are chosen by head dimension and lengths when they come."""
+    """What computes gradients on one GPU with the same options. Kernels are chosen by head dimension and lengths when
+    they come."""
 
     def choose(head_dim: int, q_length: int, kv_length: int) -> KernelConfig:
         occasion = Occasion(
@@ -66,7 +41,7 @@ def _own_backward_kind(
 
 
 def forget_backward_plans() -> None:
-    _own_backward_kind.cache_clear()
+    backward_kind.cache_clear()
 
 
 def family_for_gradients(config: KernelConfig | str | None, family: str | None = None) -> str | None:

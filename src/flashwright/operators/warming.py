@@ -12,7 +12,6 @@ from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig, Occasion
 from flashwright.kernels.forward.launch import forward_variant
 from flashwright.kernels.registry import family_named, family_of
-from flashwright.operators.backward import differentiates_by_own_kernels
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import LENGTH_BUCKETS
 from flashwright.problem.options import AttentionOptions
@@ -45,7 +44,7 @@ def needed_kernels(
                 config, options, head_dim=head_dim, grouped_heads=grouped, packed=packed, returns_lse=returns_lse
             )
             found[config, variant] = None
-        if training and differentiates_by_own_kernels():
+        if training:
             config = backward_config(occasion, family=family, deterministic=deterministic)
             variant = forward_variant(
                 config, options, head_dim=head_dim, grouped_heads=grouped, packed=packed, returns_lse=False

@@ -12,11 +12,10 @@ from bench_fakes import a_cell, a_result, found
 
 from flashwright import DType
 from flashwright.kernels.registry import parse_config
-from flashwright.operators.backward import BACKWARD_VARIABLE, OWN_KERNELS, PYTORCH
 from flashwright.problem.flops import OPERATIONS, operation_flops
 from flashwright.runtime import backward as runtime
 from flashwright.workbench.bench.accuracy import gradient_error
-from flashwright.workbench.bench.gpu_machine import PYTORCH_BACKWARD, GPUMachine, prepare_ours
+from flashwright.workbench.bench.gpu_machine import GPUMachine, prepare_ours
 from flashwright.workbench.bench.grid import Cell, cell_of, grid
 from flashwright.workbench.bench.grid_plot import grid_figure
 from flashwright.workbench.bench.peers import Inputs, Prepared, external_peer
@@ -160,8 +159,7 @@ def test_a_function_of_the_users_own_is_a_peer_in_training(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("operation", ["backward", "train"])
-def test_ours_is_attention_with_gradients_and_names_its_kernels(operation, monkeypatch):
-    monkeypatch.setenv(BACKWARD_VARIABLE, OWN_KERNELS)
+def test_ours_is_attention_with_gradients_and_names_its_kernels(operation):
     machine = GPUMachine("cpu")
     inputs = machine.inputs(a_cell(64, batch=1, heads=2, kv_heads=1, causal=True, operation=operation))
     prepared = prepare_ours(inputs)
@@ -169,8 +167,6 @@ def test_ours_is_attention_with_gradients_and_names_its_kernels(operation, monke
     kernels = [parse_config(text) for text in prepared.kernel.split("; ")]
     assert type(kernels[-1]).__name__ == "AmpereBackwardKernelConfig"
     assert len(kernels) == (2 if operation == "train" else 1)
-    monkeypatch.setenv(BACKWARD_VARIABLE, PYTORCH)
-    assert prepare_ours(inputs).kernel.endswith(PYTORCH_BACKWARD)
 
 
 def test_the_backward_alone_of_a_family_or_a_config_is_that_of_its_kernels(monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 from flashwright.attention import attention
 from flashwright.choice.choose import backward_config
 from flashwright.kernels.family import KernelConfig, Occasion
-from flashwright.operators.backward import differentiates_by_own_kernels, family_for_gradients
+from flashwright.operators.backward import family_for_gradients
 from flashwright.operators.forward import config_chosen_for
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import BACKWARD, FORWARD
@@ -33,15 +33,11 @@ HOST_REPEATS = 5
 HOST_REPEAT_MS = 10.0
 """GPU time that one repeat of a host measurement may queue; it bounds the time of a grid."""
 FEWEST_HOST_CALLS, MOST_HOST_CALLS = 8, 50
-PYTORCH_BACKWARD = "FlashAttention-2 backward (PyTorch)"
-"""The kernel of gradients that are not computed by ours."""
 
 
 def prepare_ours(inputs: Inputs, *, config: KernelConfig | None = None, family: str | None = None) -> Prepared:
     """`attention()` as users call it, with gradients where they are timed; the config is the one that it chooses, for a
-    family if one is given.
-
-    The backward alone of a config or a family is that of its kernels, whatever `attention()` differentiates by."""
+    family if one is given."""
     options = AttentionOptions.of(inputs.causal)
     if inputs.operation == BACKWARD and (config or family):
         config = config or _backward_chosen_for(inputs.q, inputs.k, inputs.causal, family)
@@ -51,10 +47,8 @@ def prepare_ours(inputs: Inputs, *, config: KernelConfig | None = None, family: 
     chosen = config or config_chosen_for(q, k, options, family)
     call = partial(attention, q, k, v, causal=inputs.causal, config=config, family=family)
     kernels = {FORWARD: str(chosen)}
-    if inputs.operation != FORWARD and differentiates_by_own_kernels():
+    if inputs.operation != FORWARD:
         kernels[BACKWARD] = str(_backward_chosen_for(q, k, inputs.causal, family_for_gradients(config, family)))
-    elif inputs.operation != FORWARD:
-        kernels[BACKWARD] = PYTORCH_BACKWARD
     kernel = kernels.get(inputs.operation, "; ".join(kernels.values()))
     return prepare_operation(lambda inputs: Prepared(call, kernel=kernel), inputs)
 
