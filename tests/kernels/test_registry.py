@@ -273,3 +273,22 @@ def test_an_edit_changes_the_kernel_that_is_compiled(small_config):
 def test_an_edit_that_finds_nothing_is_refused(small_config, header, old, message):
     with pytest.raises(ValueError, match=message):
         compile_kernel(small_config, edit=lambda source: source.edited(header, old, ""))
+
+
+# --- Short forms ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ampere backward (BF16, 64, 64, 64, 4): stages_2_1+swizzled",
+        "ampere decode (BF16, 64, 16, 16, 2): rows_1+stages_2+swizzled",
+    ],
+    ids=["backward", "decode"],
+)
+def test_options_of_a_short_form_are_known_and_given_once(text):
+    assert str(parse_config(text)) == text
+    with pytest.raises(ValueError, match="option 'swizzled' is given twice"):
+        parse_config(f"{text}+swizzled")
+    with pytest.raises(ValueError, match=r"unknown option 'swizled' .*did you mean 'swizzled'\?"):
+        parse_config(text.replace("swizzled", "swizled"))

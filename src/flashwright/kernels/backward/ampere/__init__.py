@@ -9,9 +9,9 @@ from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.backward.ampere.source import ampere_backward_source, ampere_dq_source, ampere_rows_source
 from flashwright.kernels.backward.ampere.space import SPACE, ampere_backward_rejection_reason
 from flashwright.kernels.backward.launch import BACKWARD, DQ, ROWS
-from flashwright.kernels.backward.names import backward_parser
 from flashwright.kernels.backward.rows import ROW_KERNEL_THREADS
 from flashwright.kernels.family import Companion, KernelFamily
+from flashwright.kernels.short_forms import config_parser
 
 AMPERE_BACKWARD = KernelFamily(
     operation=BACKWARD,
@@ -19,9 +19,10 @@ AMPERE_BACKWARD = KernelFamily(
     title="Ampere",
     config_type=AmpereBackwardKernelConfig,
     d_heads=(32, 64, 96, 128, 192, 256),
-    parse=backward_parser(
+    parse=config_parser(
         AmpereBackwardKernelConfig,
-        "ampere",
+        "ampere backward",
+        r"stages_(\d+)_(\d+)",
         OPTIONS,
         "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+swizzled",
     ),

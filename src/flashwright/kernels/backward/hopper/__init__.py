@@ -9,9 +9,9 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.backward.hopper.source import hopper_backward_source, hopper_dq_source, hopper_rows_source
 from flashwright.kernels.backward.hopper.space import SPACE, hopper_backward_rejection_reason
 from flashwright.kernels.backward.launch import BACKWARD, DQ, ROWS
-from flashwright.kernels.backward.names import backward_parser
 from flashwright.kernels.backward.rows import ROW_KERNEL_THREADS
 from flashwright.kernels.family import Companion, KernelFamily
+from flashwright.kernels.short_forms import config_parser
 
 HOPPER_BACKWARD = KernelFamily(
     operation=BACKWARD,
@@ -19,9 +19,10 @@ HOPPER_BACKWARD = KernelFamily(
     title="Hopper",
     config_type=HopperBackwardKernelConfig,
     d_heads=D_HEADS,
-    parse=backward_parser(
+    parse=config_parser(
         HopperBackwardKernelConfig,
-        "hopper",
+        "hopper backward",
+        r"stages_(\d+)_(\d+)",
         OPTIONS,
         "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P",
     ),

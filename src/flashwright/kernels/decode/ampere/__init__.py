@@ -1,13 +1,13 @@
 """The Ampere family of decode kernels: `mma.sync`, `ldmatrix`, `cp.async`; every GPU from sm_80 on."""
 
-from flashwright.kernels.decode.ampere.config import AmpereDecodeKernelConfig
+from flashwright.kernels.decode.ampere.config import OPTIONS, AmpereDecodeKernelConfig
 from flashwright.kernels.decode.ampere.defaults import ampere_decode_default, ampere_decode_rejection_reason
-from flashwright.kernels.decode.ampere.names import parse_ampere_decode_config
 from flashwright.kernels.decode.ampere.shapes import AmpereDecodeShapes
 from flashwright.kernels.decode.ampere.source import ampere_append_source, ampere_decode_source
 from flashwright.kernels.decode.append import APPEND, APPEND_THREADS
 from flashwright.kernels.decode.launch import DECODE
 from flashwright.kernels.family import Companion, KernelFamily
+from flashwright.kernels.short_forms import config_parser
 
 AMPERE_DECODE = KernelFamily(
     operation=DECODE,
@@ -15,7 +15,13 @@ AMPERE_DECODE = KernelFamily(
     title="Ampere",
     config_type=AmpereDecodeKernelConfig,
     d_heads=(32, 64, 96, 128, 192, 256),
-    parse=parse_ampere_decode_config,
+    parse=config_parser(
+        AmpereDecodeKernelConfig,
+        "ampere decode",
+        r"rows_(\d+)\+stages_(\d+)",
+        OPTIONS,
+        "ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_2+swizzled",
+    ),
     shapes=AmpereDecodeShapes,
     source=ampere_decode_source,
     rejection_reason=ampere_decode_rejection_reason,

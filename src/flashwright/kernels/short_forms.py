@@ -1,4 +1,4 @@
-"""Backward configs from their short forms, or from the C++ names of their kernels."""
+"""Configs from their short forms, `prefix (dtype, sizes): numbers+options`, or from the C++ names of their kernels."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from typing import Any
 
 from flashwright.kernels.naming import ConfigT, mangled_fields, nearest_hint, parse_cpp_fields
 
-_FIELDS_NEVER_ZERO = 7
-"""All but those that are on or off."""
 
-
-def backward_parser(
-    config_type: Callable[..., ConfigT], family: str, options: Mapping[str, str], example: str
+def config_parser(
+    config_type: Callable[..., ConfigT], prefix: str, numbers: str, options: Mapping[str, str], example: str
 ) -> Callable[[str], ConfigT]:
-    """Reads configs whose short forms are `family backward (dtype, four sizes): stages_Q_dO+options`."""
+    """Reads configs whose fields are a dtype, four sizes, the groups of the expression `numbers`, and switches, by
+    their names in short forms: `options`."""
     type_name = config_type.__name__
     sizes = r",\s*(\d+)\s*" * 4
-    short_form = re.compile(
-        rf"{family}\s+backward\s*\(\s*(\w+)\s*{sizes}\)\s*:\s*stages_(\d+)_(\d+)((?:\+\w+)*)", re.IGNORECASE
-    )
+    words = r"\s+".join(prefix.split())
+    short_form = re.compile(rf"{words}\s*\(\s*(\w+)\s*{sizes}\)\s*:\s*{numbers}((?:\+\w+)*)", re.IGNORECASE)
     cpp_struct = re.compile(rf"{type_name}\s*\{{([^{{}}]*)\}}")
+    never_zero = short_form.groups - 1  # all fields but the switches
 
     def parse(text: str) -> ConfigT:
         if match := cpp_struct.search(text):
-            return parse_cpp_fields(config_type, match[1], _FIELDS_NEVER_ZERO)
+            return parse_cpp_fields(config_type, match[1], never_zero)
         if members := mangled_fields(config_type, text):  # type: ignore[arg-type]
-            return parse_cpp_fields(config_type, members, _FIELDS_NEVER_ZERO)
+            return parse_cpp_fields(config_type, members, never_zero)
         if match := short_form.fullmatch(text.strip()):
-            dtype, *sizes, given = match.groups()
-            return config_type(dtype, *map(int, sizes), **_switches(given.split("+")[1:], text))
+            dtype, *values, given = match.groups()
+            return config_type(dtype, *map(int, values), **_switches(given.split("+")[1:], text))
         raise ValueError(
             f"{text!r} names no kernel; expected a short form such as {example!r} or a C++ name containing "
             f"'{type_name}{{…}}', mangled or not"
