@@ -14,6 +14,10 @@ from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMISES = {
     "train.py": (("--steps", "12"), r"12 steps on cpu: loss 3\.\d\d → [12]\.\d\d"),
+    "train_gpt.py": (
+        ("--steps", "10"),
+        r"10 steps on cpu, loss 3\.\d+ → .*differ by at most \d\.\de-0[5-9] in any step",
+    ),
     "generate.py": (("--tokens", "6"), r"105 keys in the cache.*100% of them are those of one pass"),
     "flash_attn_drop_in.py": ((), r"3 sequences, 142 rows on cpu: .* by at most (\d\.\de-0[5-9]|0\.0e)"),
     "tune_your_gpu.py": (("--d-head", "64", "--configs", "2"), r"before: .*rule.*blocks per SM.*nothing was timed"),
