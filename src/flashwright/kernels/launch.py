@@ -20,9 +20,20 @@ class Sizes(NamedTuple):
     kv_heads: int
     q_length: int
     kv_length: int
+    packed_rows: int | None = None
+    """Rows of q of all sequences, where they are packed and share one line of slots."""
 
     def q_blocks(self, config: Blocking) -> int:
+        """Blocks of query rows of each sequence, or slots for the blocks of all packed ones: `PackedLine` of
+        attention/tile.cuh."""
+        if self.packed_rows is not None:
+            return self.packed_rows // config.B_r + self.batches
         return -(-self.q_length // config.B_r)
+
+    @property
+    def lines(self) -> int:
+        """How often a head's `q_blocks` come: once for each sequence, or once."""
+        return self.batches if self.packed_rows is None else 1
 
 
 Grid = tuple[int, int, int]

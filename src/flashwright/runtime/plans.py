@@ -209,7 +209,7 @@ class Plan:
         _, kv_heads, kv_rows, _ = k_shape
         batches, q_length, kv_length = packed or (batch, q_rows, kv_rows)
         q_length, kv_length = max(1, q_length), max(1, kv_length)  # a launch needs a tile, even of no rows
-        sizes = Sizes(batches, q_heads, kv_heads, q_length, kv_length)
+        sizes = Sizes(batches, q_heads, kv_heads, q_length, kv_length, None if packed is None else q_rows)
         for name, rows, strides in zip(
             ("q", "k", "v", "out"), (q_rows, kv_rows, kv_rows, q_rows), (q_strides, k_strides, v_strides, out_strides),
             strict=True,
@@ -217,7 +217,7 @@ class Plan:
             check_row_stride(self.row_stride, name, rows, strides[2])
         check_tiles(self.config, sizes)
         q_blocks = sizes.q_blocks(self.config)
-        grid = self.rules.grid(self.config, q_blocks, q_heads, batches, self.multiprocessors)
+        grid = self.rules.grid(self.config, q_blocks, q_heads, sizes.lines, self.multiprocessors)
         words = self.words[:]
         first = self.arguments
         for tensor, strides in ((_Q, q_strides), (_K, k_strides), (_V, v_strides), (_O, out_strides)):
@@ -233,7 +233,7 @@ class Plan:
             zip(self.maps, (q_shape, k_shape, k_shape), (q_strides, k_strides, v_strides), strict=False)
         ):
             template.write(words, index * WORDS, shape[::-1], map_strides(shape, strides))
-        return Arrangement(self, layout, words, self.schedule_by_rule(q_blocks, q_heads, batches), grid)
+        return Arrangement(self, layout, words, self.schedule_by_rule(q_blocks, q_heads, sizes.lines), grid)
 
     def new_parameters(self) -> Parameters:
         words, first_words = self.words[:], [*range(0, self.arguments + 1, WORDS)]

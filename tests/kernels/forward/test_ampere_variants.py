@@ -112,6 +112,11 @@ def test_packed_sequences_are_computed_apart(window):
     check_packed(config, lengths, {"window": window}, heads=(4, 2))
 
 
+def test_one_long_packed_sequence_among_many_short_ones():
+    config = parse_kernel_name_into_config(f"(FP16, 64, 64, 64, 4): {WHOLE_Q}")
+    check_packed(config, [(1, 3)] * 20 + [(200, 200)] + [(2, 2)] * 20, {"window": CAUSAL}, heads=(1, 1))
+
+
 @pytest.mark.parametrize("return_lse", [False, True], ids=["output", "output and lse"])
 @pytest.mark.parametrize("case", UNOWNED_ROWS.values(), ids=list(UNOWNED_ROWS))
 def test_rows_of_no_sequence_are_zero(case, return_lse):

@@ -67,6 +67,16 @@ def test_the_layout_check_notices_a_member_out_of_place():
         compile_source(layout_source(shifted_by=8), "sm_80")
 
 
+@pytest.mark.parametrize("longest", [1, 4096])
+def test_packed_launches_grow_with_rows_and_sequences_and_not_with_the_longest(longest):
+    config = parse_kernel_name_into_config("(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax")
+    rows, sequences, heads = 5000, 1000, 2
+    tensors = [DeviceTensor(name, 16, DType.BF16, (1, heads, rows, 64), (0, 64, heads * 64, 1)) for name in "qkvo"]
+    packed = PackedSequences(sequences, 16, 16, longest, longest)
+    launch = family_of(config).launch(config, *tensors, packed=packed, multiprocessors=132)
+    assert launch.grid == (rows // config.B_r + sequences, heads, 1)
+
+
 @given(
     batch=st.integers(1, 5),
     heads=st.integers(1, 5),

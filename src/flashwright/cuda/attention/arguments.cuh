@@ -27,7 +27,7 @@ struct ForwardArguments {
     // Rows of the tensors: the lengths of all sequences, unless these vary.
     int q_length, kv_length;
     int q_heads, q_heads_per_kv_head;
-    // Blocks of query rows of the longest sequence, and sequences.
+    // Blocks of query rows of each sequence, or slots of all packed ones; sequences.
     int q_blocks, batches;
     // Row i attends to the keys i + window_left … i + window_right; if the mask is aligned to the bottom right, shifted
     // by kv_length - q_length of its sequence.

@@ -10,6 +10,29 @@ struct Tile {
     DEVICE bool is_none() const { return q_block < 0; }
 };
 
+// Packed sequences stand in one line of slots for `slot_rows` rows each, as many as any sequence may need: sequence b
+// begins with slot starts[b] / slot_rows + b. A slot's sequence is found without adding up the slots of those before.
+template <int slot_rows> struct PackedLine {
+    const ForwardArguments &args;
+
+    DEVICE int slots() const { return args.q_length / slot_rows + args.batches; }
+    DEVICE int first_slot(int sequence) const {
+        return clamp(args.q_starts[sequence], 0, args.q_length) / slot_rows + sequence;
+    }
+    // The last sequence that begins with the slot or before; the first, if it begins behind.
+    DEVICE int sequence_of(int slot) const {
+        int sequence = 0, behind = args.batches;
+        while (behind - sequence > 1) {
+            const int middle = (sequence + behind) / 2;
+            if (first_slot(middle) <= slot)
+                sequence = middle;
+            else
+                behind = middle;
+        }
+        return sequence;
+    }
+};
+
 // A tile's rows, and the blocks of keys they attend to.
 template <int block_queries, class KeyBlocks> struct TileWork {
     Tile tile;
@@ -26,7 +49,7 @@ template <int block_queries, class KeyBlocks> struct TileWork {
 
     DEVICE int last_q_row() const { return min(q_row + block_queries, sequence.q_length) - 1; }
 
-    // A packed sequence may be shorter than the longest.
+    // A packed sequence may need fewer slots than it has.
     DEVICE bool exists() const { return !variant::variable_lengths || q_rows > 0; }
 
     // Only a mask or an empty packed sequence leaves a tile without keys.

@@ -159,9 +159,16 @@ DEVICE void kv_steps(WarpState &warp, const KVBlocks &kv, const Scores &scores, 
 }
 
 // The grid is (blocks of query rows, heads, batches). More batches than its third dimension holds are beside one another
-// along the first. With a right edge, the longest tiles of a head come first.
+// along the first. With a right edge, the longest tiles of a head come first. Packed sequences have a slot (see
+// `PackedLine`) in the place of a block of rows.
 DEVICE Tile tile_of_block(const ForwardArguments &args, BlockIndex block) {
     int q_block = block.x, batch = block.z;
+    if constexpr (variant::variable_lengths) {
+        const PackedLine<cfg::B_r> line{args};
+        const int slot = variant::masks_right ? line.slots() - 1 - q_block : q_block;
+        const int sequence = line.sequence_of(slot);
+        return {slot - line.first_slot(sequence), (int)block.y, sequence}; // none before the first sequence
+    }
     if (args.batches > gridDim.z) {
         batch += q_block / args.q_blocks * gridDim.z;
         q_block %= args.q_blocks;

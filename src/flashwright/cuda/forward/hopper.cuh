@@ -16,8 +16,8 @@ DEVICE void assist(const HopperArguments &args, const SharedMemory &shared) {
     if (threadIdx.x == producer)
         produce(args, shared);
     if (threadIdx.x == scheduler) {
-        using Tiles = TileSequence<HopperSchedule, variant::masks_right, cfg::persistent>;
-        announce_tiles<shape::tile_stages>(Tiles(args.schedule), shared);
+        using Tiles = TileSequence<HopperSchedule, cfg::B_r, variant::masks_right, cfg::persistent>;
+        announce_tiles<shape::tile_stages>(Tiles(args.forward, args.schedule), shared);
     }
     if (variant::variable_lengths && threadIdx.x >= others) {
         constexpr int warps = (consumer_threads + warpgroup_threads - others) / warp_threads;

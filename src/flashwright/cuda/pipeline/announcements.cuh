@@ -18,7 +18,8 @@ DEVICE void announce_tiles(TileSequence tiles, const Memory &shared) {
         place.advance();
     };
     for (; !tiles.ended(); tiles.advance())
-        announce(tiles.tile());
+        if (const Tile tile = tiles.tile(); !tile.is_none())
+            announce(tile);
     announce(Tile::none());
 }
 

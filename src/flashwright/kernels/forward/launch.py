@@ -112,9 +112,10 @@ def forward_launch(
         k.shape[1],
         packed.max_q_length if packed else q.shape[2],
         packed.max_kv_length if packed else k.shape[2],
+        q.shape[2] if packed else None,
     )
     check_tiles(config, sizes)
-    grid = rules.grid(config, sizes.q_blocks(config), sizes.q_heads, sizes.batches, multiprocessors)
+    grid = rules.grid(config, sizes.q_blocks(config), sizes.q_heads, sizes.lines, multiprocessors)
     schedule = None if rules.schedule is None else rules.schedule(config, variant, sizes, options.window, grid[0])
     return ForwardLaunch(
         variant=variant,
@@ -151,7 +152,7 @@ def forward_variant(
 
 def check_tiles(config: Blocking, sizes: Sizes) -> None:
     """Raises `ValueError` for more tiles than a launch can have."""
-    if (tiles := sizes.q_blocks(config) * sizes.q_heads * sizes.batches) > MAX_BLOCKS:
+    if (tiles := sizes.q_blocks(config) * sizes.q_heads * sizes.lines) > MAX_BLOCKS:
         raise ValueError(
             f"batch {sizes.batches} × {sizes.q_heads} heads × {sizes.q_length} rows are {tiles} tiles of {config.B_r} "
             f"rows; allowed: up to {MAX_BLOCKS}"

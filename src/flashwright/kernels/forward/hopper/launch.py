@@ -28,7 +28,7 @@ def _schedule(
 ) -> Schedule:
     if _deals_tiles(config, variant):
         return balanced_schedule(_steps(config, sizes, window), sizes.q_heads, sizes.batches, blocks)
-    return schedule_in_rounds(sizes.q_blocks(config), sizes.q_heads, sizes.batches)
+    return schedule_in_rounds(sizes.q_blocks(config), sizes.q_heads, sizes.lines)
 
 
 def _schedule_by_rule(q_blocks: int, heads: int, batches: int) -> tuple[int, int]:
