@@ -128,9 +128,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_carries_the_device_code_the_tuning_results_and_the_typing_marker(wheel):
     package = ROOT / "src" / "flashwright"
-    data = {path for pattern in ("*.cuh", "choice/shipped/*.json") for path in package.rglob(pattern)}
+    patterns = ("*.cuh", "choice/shipped/*.json", "simulation/headers/*")
+    data = {path for pattern in patterns for path in package.rglob(pattern)}
     files = {path.relative_to(package.parent).as_posix() for path in data}
-    assert {"flashwright/cuda/ptx/mma.cuh", "flashwright/choice/shipped/h200.json"} <= files
+    examples = ("cuda/ptx/mma.cuh", "choice/shipped/h200.json", "simulation/headers/cstdint")
+    assert {f"flashwright/{name}" for name in examples} <= files
     names = set(zipfile.ZipFile(wheel).namelist())
     assert files | {"flashwright/py.typed"} <= names
     assert [name for name in names if not name.startswith(("flashwright/", "flashwright-"))] == []

@@ -126,7 +126,7 @@ def test_a_source_that_does_not_compile_shows_the_compilers_words() -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("#include <no_such_header.h>", "Headers are found beside the file"),
+        ("#include <no_such_header.h>", "no_such_header.h was looked for beside the file"),
         ("int main() { return 0; }", "NVRTC compiles device code alone"),
     ],
 )
