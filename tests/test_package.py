@@ -171,3 +171,15 @@ def test_the_wheel_needs_cuda_packages_where_they_exist(wheel, platform, has_cud
     assert {"numpy", "ml_dtypes"} <= {name.replace("-", "_") for name in needed}
     assert ({"cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc"} <= needed) == has_cuda
     assert any("cuda" in name for name in needed) == has_cuda
+
+
+# --- Its commands --------------------------------------------------------------------------------------------
+
+
+def test_every_test_of_a_gpu_is_among_those_that_make_test_gpu_runs():
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8")}
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    (line,) = (line for line in makefile.splitlines() if line.startswith("GPU_TESTS"))
+    listed = [ROOT / word for word in line.split() if word.startswith("tests/")]
+    left_out = {path for path in marked if not any(path.is_relative_to(place) for place in listed)}
+    assert left_out == {Path(__file__)}  # which names the mark only here
