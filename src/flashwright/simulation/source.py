@@ -66,8 +66,13 @@ def user_module(
     beside = [] if path is None else [path.parent]
     searched = [*beside, *directories, HEADERS, *toolkit_include_directories()]
     expression = kernel if kernel and is_expression(kernel) else ""
-    # Warnings, most of them about the toolkit's own headers, would bury the errors.
-    flags = ("--disable-warnings", *(f"--include-path={directory}" for directory in searched), *options)
+    # Warnings, most of them about the toolkit's own headers, would bury the errors. nvcc knows __int128 unasked.
+    flags = (
+        "--disable-warnings",
+        "--device-int128",
+        *(f"--include-path={directory}" for directory in searched),
+        *options,
+    )
     try:
         program = compile_ptx(KernelSource(cuda, (), expression, name, flags), arch)
     except CompileError as error:
