@@ -348,6 +348,7 @@ def test_json_holds_every_fact(flashwright):
         "buffering",
         "loop",
         "orders",
+        "code",
         "simulation",
         "simulation_problem",
         "matrix_loads",

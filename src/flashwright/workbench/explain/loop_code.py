@@ -82,7 +82,8 @@ class _Sources:
 
     def indices(self, places: Collection[Place]) -> tuple[int, ...]:
         """Of a line and of those that it was inlined at; of files of the source alone."""
-        known = [(name, line) for file, line in places if (name := self._name(file)) is not None]
+        # What the compiler made of nothing in the source has line 0.
+        known = [(name, line) for file, line in places if line > 0 and (name := self._name(file)) is not None]
         return tuple(dict.fromkeys(self._indices.setdefault(place, len(self._indices)) for place in known))
 
     def _name(self, file: str) -> str | None:
