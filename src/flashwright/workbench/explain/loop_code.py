@@ -82,9 +82,12 @@ class _Sources:
 
     def indices(self, places: Collection[Place]) -> tuple[int, ...]:
         """Of a line and of those that it was inlined at; of files of the source alone."""
-        # What the compiler made of nothing in the source has line 0.
-        known = [(name, line) for file, line in places if line > 0 and (name := self._name(file)) is not None]
+        # The line information of machine code has places that do not exist: line 154 of a file of 19.
+        known = [(name, line) for file, line in places if (name := self._name(file)) and self._has(name, line)]
         return tuple(dict.fromkeys(self._indices.setdefault(place, len(self._indices)) for place in known))
+
+    def _has(self, name: str, line: int) -> bool:
+        return 0 < line <= len(self._texts[name])
 
     def _name(self, file: str) -> str | None:
         """The name that the source has for a file; the compiler writes the working directory before it."""
