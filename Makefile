@@ -19,7 +19,8 @@ test-all: $(VENV)/.installed-dev
 # On a machine with a GPU, in whatever environment it has: nothing is installed. A few processes share the GPU, and
 # compile two kernels at a time each. Without a GPU every test is skipped, with the reason.
 GPU_TESTS := PYTHONPATH=src $(PYTHON) -m pytest -n $(TEST_GPU_WORKERS) --dist worksteal -rs \
-	tests/gpu tests/simulator/test_hopper_on_gpu.py
+	tests/gpu tests/simulator/test_hopper_on_gpu.py tests/simulator/test_instructions_on_gpu.py \
+	tests/test_code_blocks.py tests/test_examples.py
 
 test-gpu:
 	$(GPU_TESTS) -m "gpu and not slow"

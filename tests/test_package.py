@@ -128,9 +128,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_carries_the_device_code_the_tuning_results_and_the_typing_marker(wheel):
     package = ROOT / "src" / "flashwright"
-    data = {path for pattern in ("*.cuh", "choice/shipped/*.json") for path in package.rglob(pattern)}
+    patterns = ("*.cuh", "choice/shipped/*.json", "simulation/headers/*")
+    data = {path for pattern in patterns for path in package.rglob(pattern)}
     files = {path.relative_to(package.parent).as_posix() for path in data}
-    assert {"flashwright/cuda/ptx/mma.cuh", "flashwright/choice/shipped/h200.json"} <= files
+    examples = ("cuda/ptx/mma.cuh", "choice/shipped/h200.json", "simulation/headers/cstdint")
+    assert {f"flashwright/{name}" for name in examples} <= files
     names = set(zipfile.ZipFile(wheel).namelist())
     assert files | {"flashwright/py.typed"} <= names
     assert [name for name in names if not name.startswith(("flashwright/", "flashwright-"))] == []
@@ -169,3 +171,15 @@ def test_the_wheel_needs_cuda_packages_where_they_exist(wheel, platform, has_cud
     assert {"numpy", "ml_dtypes"} <= {name.replace("-", "_") for name in needed}
     assert ({"cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc"} <= needed) == has_cuda
     assert any("cuda" in name for name in needed) == has_cuda
+
+
+# --- Its commands --------------------------------------------------------------------------------------------
+
+
+def test_every_test_of_a_gpu_is_among_those_that_make_test_gpu_runs():
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8")}
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    (line,) = (line for line in makefile.splitlines() if line.startswith("GPU_TESTS"))
+    listed = [ROOT / word for word in line.split() if word.startswith("tests/")]
+    left_out = {path for path in marked if not any(path.is_relative_to(place) for place in listed)}
+    assert left_out == {Path(__file__)}  # which names the mark only here

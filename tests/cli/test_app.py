@@ -9,8 +9,10 @@ import sys
 
 import pytest
 from command_line import flashwright
+from typer.main import get_command
 
 from flashwright import __version__
+from flashwright.cli import app
 from flashwright.workbench.tuning import candidates
 
 
@@ -64,6 +66,25 @@ def test_bench_takes_both_spellings_of_its_options(monkeypatch, arguments):
     with pytest.raises(ZeroDivisionError):
         flashwright("bench", *arguments)
     assert given == {"d_head": [64], "seqlen": [512], "causal": False}
+
+
+@pytest.mark.parametrize("command", [command.__name__.replace("_", "-") for command in app.COMMANDS] + ["tune"])
+def test_one_thing_has_the_same_names_in_every_command(command):
+    spellings = {"--d-head": "--head-dim", "--rows": "--seqlen", "--keys": "--kv-seqlen", "--no-causal": "--full"}
+    found = get_command(app.app).commands[command]
+    for parameter in found.params:
+        names = {*parameter.opts, *parameter.secondary_opts}
+        assert {spellings[name] for name in names & spellings.keys()} <= names
+        assert "--causal" not in names or "--no-causal" in names
+
+
+def test_simulate_takes_both_spellings_of_its_options():
+    config = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax"
+    both = [
+        flashwright("simulate", config, rows, "64", keys, "32", "--heads", "1", mask)
+        for rows, keys, mask in (("--rows", "--keys", "--no-causal"), ("--seqlen", "--kv-seqlen", "--full"))
+    ]
+    assert both[0] == both[1] and both[0][0] == 0
 
 
 @pytest.mark.parametrize("name", ["--d-head", "--head-dim"])

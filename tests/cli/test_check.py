@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -192,6 +193,87 @@ def test_a_finding_keeps_its_fingerprint_when_lines_move(working: Path) -> None:
         sarif_of(file, *LAUNCH)["runs"][0]["results"][0]["partialFingerprints"] for file in ("racy.cu", "moved.cu")
     ]
     assert prints[0] == prints[1]
+
+
+REQUIRED_AND_ALLOWED = {
+    "sarifLog": ({"version", "runs"}, {"$schema"}),
+    "run": ({"tool"}, {"columnKind", "invocations", "results"}),
+    "tool": ({"driver"}, set()),
+    "toolComponent": ({"name"}, {"semanticVersion", "rules"}),
+    "reportingDescriptor": ({"id"}, {"shortDescription"}),
+    "multiformatMessageString": ({"text"}, set()),
+    "invocation": ({"executionSuccessful"}, {"toolExecutionNotifications"}),
+    "notification": ({"message"}, {"level"}),
+    "result": (
+        {"message"},
+        {"ruleId", "ruleIndex", "level", "locations", "relatedLocations", "occurrenceCount", "partialFingerprints"},
+    ),
+    "location": (set(), {"id", "message", "physicalLocation"}),
+    "physicalLocation": (set(), {"artifactLocation", "region"}),
+    "artifactLocation": (set(), {"uri"}),
+    "region": (set(), {"startLine"}),
+    "message": ({"text"}, set()),
+}
+"""By definition of the SARIF 2.1.0 schema, which allows no other properties: those that it requires, and those of the
+others that a report has. `message` needs a text or an id."""
+DEFINITIONS = {
+    "runs": "run",
+    "tool": "tool",
+    "driver": "toolComponent",
+    "rules": "reportingDescriptor",
+    "shortDescription": "multiformatMessageString",
+    "invocations": "invocation",
+    "toolExecutionNotifications": "notification",
+    "results": "result",
+    "locations": "location",
+    "relatedLocations": "location",
+    "physicalLocation": "physicalLocation",
+    "artifactLocation": "artifactLocation",
+    "region": "region",
+    "message": "message",
+}
+VALUES: dict[str, Any] = {
+    "version": lambda value: value == "2.1.0",
+    "columnKind": lambda value: value in ("utf16CodeUnits", "unicodeCodePoints"),
+    "level": lambda value: value in ("none", "note", "warning", "error"),
+    "executionSuccessful": lambda value: isinstance(value, bool),
+    "ruleIndex": lambda value: isinstance(value, int) and value >= -1,
+    "id": lambda value: isinstance(value, str) or value >= -1,
+    "startLine": lambda value: isinstance(value, int) and value >= 1,
+    "occurrenceCount": lambda value: isinstance(value, int) and value >= 1,
+    "partialFingerprints": lambda value: all(isinstance(digest, str) for digest in value.values()),
+    "uri": lambda value: re.fullmatch(r"(file:///)?([\w./~-]|%[0-9A-F]{2})+", value, re.ASCII),
+}
+
+
+def check_sarif(value: dict[str, Any], definition: str = "sarifLog") -> None:
+    """The structure that the schema demands, of all that a report of ours may have."""
+    required, allowed = REQUIRED_AND_ALLOWED[definition]
+    assert required <= value.keys() <= required | allowed, (definition, value.keys())
+    for key, item in value.items():
+        for each in item if isinstance(item, list) else [item]:
+            if key in DEFINITIONS:
+                check_sarif(each, DEFINITIONS[key])
+            else:
+                assert VALUES.get(key, lambda text: isinstance(text, str))(each), (definition, key, each)
+
+
+def test_sarif_has_the_structure_that_its_schema_demands(working: Path) -> None:
+    (working / "a kernel, übrig {1}.cu").write_text(RACY)
+    (working / "k.ptx").write_text(user_module(working / "racy.cu").ptx)
+    files = ("racy.cu", "a kernel, übrig {1}.cu", "k.ptx", "missing{0}.cu")
+    short = ("--block", "64", "--arg", "range:f32:64", "--arg", "empty:f32:32")
+    for launch in (LAUNCH, short):
+        code, out, _ = flashwright("check", *files, *launch, "--format", "sarif")
+        assert code == 2
+        document = json.loads(out)
+        check_sarif(document)
+        (run,) = document["runs"]
+        assert len(run["results"]) == 3 * (1 if launch is LAUNCH else 2)
+        texts = [
+            item["message"]["text"] for item in (*run["results"], *run["invocations"][0]["toolExecutionNotifications"])
+        ]
+        assert not any(re.search(r"\{\d\}", text.replace("{{", "").replace("}}", "")) for text in texts)
 
 
 def test_every_kind_of_fault_is_a_rule() -> None:

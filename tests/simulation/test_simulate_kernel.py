@@ -126,7 +126,7 @@ def test_a_source_that_does_not_compile_shows_the_compilers_words() -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("#include <no_such_header.h>", "Headers are found beside the file"),
+        ("#include <no_such_header.h>", "no_such_header.h was looked for beside the file"),
         ("int main() { return 0; }", "NVRTC compiles device code alone"),
     ],
 )
@@ -147,3 +147,15 @@ def test_files_that_hold_no_kernel_are_refused(name: str, content: bytes, messag
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         simulate_kernel(tmp_path / name, 1, 32)
+
+
+def test_integers_of_128_bits_need_no_option():
+    source = """__global__ void divide(const unsigned long long *x, unsigned long long *q) {
+        unsigned __int128 a = (unsigned __int128)x[1] << 64 | x[0], b = (unsigned __int128)x[3] << 64 | x[2];
+        q[0] = a / b;
+        q[1] = a / b >> 64;
+    }"""
+    a, b = (0x1234_5678_9ABC_DEF0 << 64) | 0xFEDC_BA98_7654_3210, (0x1111 << 64) | 7
+    words = np.array([word for number in (a, b) for word in (number & (1 << 64) - 1, number >> 64)], np.uint64)
+    low, high = map(int, simulate_kernel(source, 1, 1, [words, np.zeros(2, np.uint64)]).args[1])
+    assert (high << 64 | low) == a // b

@@ -27,6 +27,7 @@ class RealGPU:
 
         if torch.cuda.get_device_capability() != (9, 0):
             pytest.skip("needs a Hopper GPU (compute capability 9.0)")
+        torch.zeros(1, device="cuda")  # the driver's functions need a context
         self._torch = torch
         self._arrays: dict[int, tuple[Any, np.ndarray]] = {}
         self.kernels = ["k"]

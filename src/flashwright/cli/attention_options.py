@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from flashwright.cli.output import CAUSAL, KEYS
 from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.problem.options import AttentionOptions
 from flashwright.workbench.sample import Sample
 
-CausalOption = Annotated[bool, typer.Option("--causal", help="A row attends to no later key.")]
+CausalOption = Annotated[bool, typer.Option(*CAUSAL, help="A row attends to no later key.")]
 WindowOption = Annotated[
     str | None,
     typer.Option(
@@ -22,7 +23,7 @@ KvHeadsOption = Annotated[
     int | None, typer.Option(min=1, help="Heads of k and v, which divide those of q.", show_default="as many as q has")
 ]
 KeysOption = Annotated[
-    int | None, typer.Option(min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as of q")
+    int | None, typer.Option(*KEYS, min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as of q")
 ]
 # Of problems that are simulated to be looked at; their sizes follow from the config unless given.
 SampleHeadsOption = Annotated[
@@ -32,7 +33,8 @@ SampleKvHeadsOption = Annotated[
     int | None, typer.Option(min=1, help="Heads of k and v; fewer than q has: grouped heads.")
 ]
 SampleKeysOption = Annotated[
-    int | None, typer.Option(min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as are looked at")
+    int | None,
+    typer.Option(*KEYS, min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as are looked at"),
 ]
 
 

@@ -34,6 +34,7 @@ from flashwright.cli.kernel_options import (
     hazard_checks,
     launch_arguments,
 )
+from flashwright.cli.output import json_text
 from flashwright.cli.progress import simulating
 from flashwright.compiler.nvrtc import CompileError, CompilerMissing
 from flashwright.simulation.source import CUDA_SUFFIXES, PTX_SUFFIX
@@ -147,5 +148,6 @@ def _checked(file: FileCheck, options: dict[str, Any]) -> CheckedLaunch:
 def _formatted(reports: Sequence[CheckReport], form: ReportFormat) -> str:
     if form is ReportFormat.text:
         return "\n\n".join(text_report(report) for report in reports)
-    files = {"files": [report.to_dict() for report in reports]}
-    return json.dumps(files if form is ReportFormat.json else sarif_report(reports), indent=2, ensure_ascii=False)
+    if form is ReportFormat.json:
+        return json_text({"files": [report.to_dict() for report in reports]}, "check")
+    return json.dumps(sarif_report(reports), indent=2, ensure_ascii=False)

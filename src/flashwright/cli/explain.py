@@ -26,6 +26,7 @@ from flashwright.workbench.bench.result_files import check_destination, write_at
 from flashwright.workbench.explain.facts import ConfigFacts, Neighbour, UnbuiltFacts
 from flashwright.workbench.explain.gather import explain_config, unbuilt_facts
 from flashwright.workbench.explain.knob_pages import knob_links, knob_pages
+from flashwright.workbench.explain.linked_pages import INDEX, write_linked_pages
 from flashwright.workbench.explain.page import config_page, unbuilt_page
 from flashwright.workbench.explain.report import (
     EFFECT_NAMES,
@@ -38,6 +39,7 @@ from flashwright.workbench.explain.report import (
     shown_or_unknown,
     unbuilt_sections,
 )
+from flashwright.workbench.quantities import counted
 
 ConfigArgument = Annotated[str, typer.Argument(help="A config's short form, or a kernel's C++ name.", metavar="CONFIG")]
 ArchOption = Annotated[
@@ -63,6 +65,10 @@ def explain(
     config: ConfigArgument,
     arch: ArchOption = OLDEST,
     html: HtmlOption = None,
+    pages: Annotated[
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="Write that page, and one of every neighbour, which it links to."),
+    ] = None,
     neighbours: Annotated[bool, typer.Option(help="Also compile and simulate every config one knob away.")] = True,
     causal: CausalOption = False,
     window: WindowOption = None,
@@ -77,8 +83,13 @@ def explain(
     The kernel is that of a full mask unless options say otherwise. A mask's kernel is looked at in steps that no edge
     of the mask cuts. Of a config that the filter rejects and no kernel can be built from: its knobs, and the rule.
     """
+    for option, excluded in (("--html", html is not None), ("--no-neighbours", not neighbours), ("--json", as_json)):
+        if pages is not None and excluded:
+            raise ValueError(f"--pages: not together with {option}")
     if html is not None:
         check_destination(html)
+    if pages is not None:
+        _prepare_directory(pages)
     sample = sample_of(causal, window, softcap, heads, kv_heads, keys)
     parsed = parse_config(config)
     target = family_of(parsed).target(arch)
@@ -95,7 +106,13 @@ def explain(
         links = knob_links(parsed, html.parent)
         page = config_page(facts, links) if isinstance(facts, ConfigFacts) else unbuilt_page(facts)
         write_atomically(html, page.encode())
-    if as_json:
+    if pages is not None:
+        if isinstance(facts, UnbuiltFacts):
+            raise ValueError(f"--pages: there is no kernel to turn knobs of: {facts.problem}")
+        written = write_linked_pages(facts, pages)
+        of_neighbours = counted(len(written) - 1, "page")
+        table_console().print(f"wrote {written[0]} and {of_neighbours} of neighbours", highlight=False, soft_wrap=True)
+    elif as_json:
         print_json(facts.to_dict(), "explain")
     elif html is not None:
         table_console().print(f"wrote {html}", highlight=False, soft_wrap=True)
@@ -103,6 +120,17 @@ def explain(
         _print_facts(facts)
     else:
         _print_unbuilt(facts)
+
+
+def _prepare_directory(path: Path) -> None:
+    """An existing directory, or a new one in an existing one."""
+    if not path.exists():
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"--pages: there is no directory {path.absolute().parent} to make {path.name} in")
+        path.mkdir()
+    elif not path.is_dir():
+        raise ValueError(f"--pages: {path} is a file; give the name of a directory")
+    check_destination(path / INDEX)
 
 
 def _print_facts(facts: ConfigFacts) -> None:

@@ -81,7 +81,7 @@ def given_options(ctx: Any) -> dict[str, str]:
     """Parameter → option, as `set_` → `--set`, of what stands on the command line; ``ctx`` is a context of typer's."""
     sources = {parameter: ctx.get_parameter_source(parameter.name or "") for parameter in ctx.command.params}
     return {
-        parameter.name or "": max(parameter.opts, key=len)
+        parameter.name or "": next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
         for parameter, source in sources.items()
         if source is not None and source.name == "COMMANDLINE"
     }

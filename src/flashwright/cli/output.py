@@ -30,7 +30,11 @@ FORMAT_VERSIONS = {"bench": 2}
 """Of what commands print as JSON; that of a command that is not listed is 1. docs/json.md describes them."""
 
 
-def print_json(document: dict[str, Any], command: str) -> None:
-    """Prints what a command found, with its schema: the command, and the version of its format."""
+def json_text(document: dict[str, Any], command: str) -> str:
+    """What a command found, with its schema: the command, and the version of its format."""
     schema = f"{command}/{FORMAT_VERSIONS.get(command, 1)}"
-    print(json.dumps({"schema": schema, **document}, indent=2, ensure_ascii=False))
+    return json.dumps({"schema": schema, **document}, indent=2, ensure_ascii=False)
+
+
+def print_json(document: dict[str, Any], command: str) -> None:
+    print(json_text(document, command))

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended, as shells have it."""
+from flashwright.interruption import INTERRUPTED
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from flashwright.cli.kernel_options import (
     hazard_checks,
     launch_arguments,
 )
-from flashwright.cli.output import JsonOption, print_json
+from flashwright.cli.output import ROWS, JsonOption, print_json
 from flashwright.cli.progress import simulating
 from flashwright.kernels.family import OLDEST
 from flashwright.kernels.registry import parse_config, tile_shapes
@@ -80,7 +80,9 @@ def simulate(
     include: IncludeOption = None,
     define: DefineOption = None,
     nvrtc: CompilerOption = None,
-    rows: Annotated[int, typer.Option(help="CONFIG: rows of q, and of k and v unless --keys says otherwise.")] = 256,
+    rows: Annotated[
+        int, typer.Option(*ROWS, help="CONFIG: rows of q, and of k and v unless --keys says otherwise.")
+    ] = 256,
     keys: KeysOption = None,
     heads: Annotated[int, typer.Option(help="CONFIG: heads of q.")] = 2,
     kv_heads: KvHeadsOption = None,

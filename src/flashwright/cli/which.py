@@ -15,7 +15,7 @@ from flashwright.cli.attention_options import (
     WindowOption,
     attention_options,
 )
-from flashwright.cli.output import JsonOption, print_json, table_console
+from flashwright.cli.output import D_HEAD, ROWS, JsonOption, print_json, table_console
 from flashwright.hardware.models import gpu_named, gpu_names
 from flashwright.kernels.registry import family_named, family_names
 from flashwright.operators.chosen import CallProblem, KernelChoice, kernel_choice
@@ -33,8 +33,8 @@ def which(
             show_default="this machine's",
         ),
     ] = None,
-    d_head: Annotated[int, typer.Option(help="Head dimension.")] = 128,
-    rows: Annotated[int, typer.Option(min=1, max=MAX_LENGTH, help="Rows of q.")] = 4096,
+    d_head: Annotated[int, typer.Option(*D_HEAD, help="Head dimension.")] = 128,
+    rows: Annotated[int, typer.Option(*ROWS, min=1, max=MAX_LENGTH, help="Rows of q.")] = 4096,
     keys: KeysOption = None,
     dtype: Annotated[str, typer.Option(help="FP16 or BF16.")] = "BF16",
     causal: CausalOption = False,

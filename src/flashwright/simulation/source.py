@@ -12,18 +12,14 @@ from flashwright.compiler.nvrtc import CompileError, compile_ptx
 from flashwright.compiler.toolkit import toolkit_include_directories
 from flashwright.hardware.architectures import ARCHITECTURES
 from flashwright.kernels.source import KernelSource
+from flashwright.simulation.system_headers import HEADERS, missing_header_hint
 from flashwright.simulator.ptx.source import read_ptx
 
 Source = str | bytes | os.PathLike[str]
 CUDA_SUFFIXES = (".cu", ".cuh")
 PTX_SUFFIX = ".ptx"
 DEFAULT_ARCH = "sm_80"
-# By the compiler's words.
-_HINTS = {
-    "open source file": "Headers are found beside the file, in directories that are named (--include, "
-    "include=) and in an installed CUDA toolkit ($CUDA_HOME, $CUDA_PATH, /usr/local/cuda).",
-    "JIT mode": "NVRTC compiles device code alone. Of a file with host code, make PTX: nvcc --ptx -lineinfo.",
-}
+HOST_CODE_HINT = "NVRTC compiles device code alone. Of a file with host code, make PTX: nvcc --ptx -lineinfo."
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,8 @@ def user_module(
     include: Sequence[str | os.PathLike[str]] = (),
     options: Sequence[str] = (),
 ) -> UserModule:
-    """The PTX of a source. CUDA C++ is compiled by NVRTC, for ``arch``, with the toolkit's headers where there are any.
+    """The PTX of a source. CUDA C++ is compiled by NVRTC, for ``arch``, with the headers of C, and the toolkit's where
+    they are installed.
 
     ``kernel`` may be a C++ expression (`scale<float, 4>`), which instantiates a template.
     """
@@ -66,15 +63,21 @@ def user_module(
     for directory in directories:
         if not directory.is_dir():
             raise ValueError(f"include: there is no directory {directory}")
-    searched = [*([] if path is None else [path.parent]), *directories, *toolkit_include_directories()]
+    beside = [] if path is None else [path.parent]
+    searched = [*beside, *directories, HEADERS, *toolkit_include_directories()]
     expression = kernel if kernel and is_expression(kernel) else ""
-    # Warnings, most of them about the toolkit's own headers, would bury the errors.
-    flags = ("--disable-warnings", *(f"--include-path={directory}" for directory in searched), *options)
+    # Warnings, most of them about the toolkit's own headers, would bury the errors. nvcc knows __int128 unasked.
+    flags = (
+        "--disable-warnings",
+        "--device-int128",
+        *(f"--include-path={directory}" for directory in searched),
+        *options,
+    )
     try:
         program = compile_ptx(KernelSource(cuda, (), expression, name, flags), arch)
     except CompileError as error:
-        hints = [hint for words, hint in _HINTS.items() if words in error.log]
-        raise CompileError(name, arch, "\n".join([error.log.strip(), *hints])) from None
+        hints = [missing_header_hint(error.log), HOST_CODE_HINT if "JIT mode" in error.log else None]
+        raise CompileError(name, arch, "\n".join([error.log.strip(), *filter(None, hints)])) from None
     return UserModule(program.ptx, arch, name, cuda, program.name)
 
 

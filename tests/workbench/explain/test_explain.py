@@ -348,6 +348,7 @@ def test_json_holds_every_fact(flashwright):
         "buffering",
         "loop",
         "orders",
+        "code",
         "simulation",
         "simulation_problem",
         "matrix_loads",
@@ -465,6 +466,9 @@ def test_a_config_that_nobody_timed_has_no_measured_effect():
         ((EAGER, "--arch", "sm_70"), "sm_70"),
         ((EAGER, "--html", "/no/such/place/page.html"), "the directory /no/such/place does not exist"),
         ((EAGER, "--html", "/"), "/ is a directory"),
+        ((EAGER, "--pages", "/no/such/place/pages"), "there is no directory /no/such/place to make pages in"),
+        ((EAGER, "--pages", "/dev/null"), "/dev/null is a file; give the name of a directory"),
+        ((EAGER, "--pages", "pages", "--no-neighbours"), "--pages: not together with --no-neighbours"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_1(flashwright, arguments, message):

@@ -123,7 +123,8 @@ def test_the_page_is_about_a_backward_kernel(ampere, hopper):
         assert "Backward kernel of the" in page
         assert "Instructions of the query loop" in page
         assert "KV step" not in page
-        assert "softmax" not in re.sub('class="[^"]*"', "", page.partition("</style>")[2])
+        not_prose = 'class="[^"]*"|<section id="code">.*?</section>|<script.*?</script>'
+        assert "softmax" not in re.sub(not_prose, "", page.partition("</style>")[2], flags=re.DOTALL)
 
 
 def test_the_command_explains_it(monkeypatch, capsys, ampere):

@@ -27,6 +27,7 @@ from matplotlib.image import imread
 
 from flashwright.kernels.explanation import OperandRegisters, RegisterPhase
 from flashwright.simulator.gpu import SimulatedGPU
+from flashwright.workbench.explain import linked_pages
 from flashwright.workbench.explain.compare import compare_facts
 from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.facts import RegisterBudget
@@ -37,7 +38,7 @@ from flashwright.workbench.explain.pictures.banks import banks_picture
 from flashwright.workbench.explain.pictures.fragments import fragments_picture
 from flashwright.workbench.explain.pictures.registers import paired_registers_picture, registers_picture
 from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
-from flashwright.workbench.explain.pictures.timeline import timeline_picture
+from flashwright.workbench.explain.pictures.timeline import LEFT, RIGHT, WIDTH, timeline_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 MOST_BYTES = 1_500_000
@@ -174,7 +175,7 @@ def test_the_page_is_one_small_file_that_refers_to_nothing_outside(page_files):
     for file in page_files.values():
         page = file.read_text("utf-8")
         assert len(page.encode()) < MOST_BYTES
-        assert "<script" not in page and "@import" not in page and "url(" not in page
+        assert "@import" not in page and "url(" not in page
         references = re.findall(r'\b(?:href|src)="([^"]*)"', page)
         assert all(reference.startswith(("#", "data:")) for reference in references)
         assert re.findall(r"https?://[^\"'<> ]+", page.replace("http://www.w3.org/2000/svg", "")) == []
@@ -186,6 +187,21 @@ def test_ids_are_unique_and_links_lead_somewhere(page_files):
         ids = re.findall(r'\bid="([^"]+)"', page)
         assert len(ids) == len(set(ids))
         assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+
+
+def test_pages_of_configs_have_a_script_of_their_own_and_others_none(page_files):
+    scripts = {name: file.read_text("utf-8").count("<script") for name, file in page_files.items()}
+    assert scripts == {name: 2 if name in ("explain", "rejected", "hopper") else 0 for name in page_files}
+
+
+def test_a_page_links_to_those_of_its_neighbours_and_they_back(monkeypatch, tmp_path):
+    monkeypatch.setattr(linked_pages, "explain_config", lambda config, arch, **_: explained(config, arch))
+    own, neighbour = linked_pages.write_linked_pages(explained(EAGER, turning=("eager_load_blocks",)), tmp_path)
+    assert 'href="eager_load_blocks-on-off.html"' in own.read_text("utf-8")
+    assert neighbour.name == "eager_load_blocks-on-off.html"
+    page = neighbour.read_text("utf-8")
+    assert f"<h1><code>{LATE}</code></h1>" in page
+    assert f'One knob away from <a href="index.html"><code>{EAGER}</code></a>' in page
 
 
 def test_a_rejected_config_says_so_at_the_top(page_files):
@@ -256,6 +272,77 @@ def test_no_text_is_cut_off_or_written_over_and_every_shape_has_a_colour(browser
         assert browser_page.evaluate(OVERLAPPING_TEXTS) == []
         assert browser_page.evaluate(SHAPES_WITHOUT_A_STYLE) == []
         assert browser_page.evaluate(CLIPPED_TEXTS) == []
+
+
+POINTED_AT = """
+(selector => {
+    const row = document.querySelector(selector);
+    row.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));
+    const hits = listing => document.querySelectorAll(`.listing.${listing} .hit`).length;
+    return [hits('source'), hits('ptx'), hits('sass')];
+})
+"""
+
+
+def test_pointing_at_a_line_marks_what_belongs_to_it(browser_page, page_files):
+    code = explained(EAGER, turning=SOME_KNOBS).code
+    browser_page.open(page_files["explain"], width=1400)
+    for index, line in enumerate(code.lines):
+        if "// @product S" in line.text:
+            assert browser_page.evaluate(f"{POINTED_AT}('[data-source=\"{index}\"]')") == [
+                1,
+                line.ptx,
+                line.machine_code,
+            ]
+    instruction = next(each for each in code.ptx if each.text.startswith("ex2"))
+    alike = [each for each in code.machine_code if each.sources == instruction.sources]
+    marked = browser_page.evaluate(f"{POINTED_AT}('[data-ptx=\"{instruction.place}\"]')")
+    assert marked == [len(instruction.sources), 1, len(alike)]
+
+
+def test_clicking_a_line_brings_what_belongs_to_it_into_view(browser_page, page_files):
+    browser_page.open(page_files["explain"], width=1400)
+    visible = browser_page.evaluate("""(() => {
+        const rows = document.querySelectorAll('[data-ptx]');
+        rows[rows.length - 40].click();
+        return ['source', 'sass'].map(name => {
+            const listing = document.querySelector(`.listing.${name}`), frame = listing.getBoundingClientRect();
+            return [...listing.querySelectorAll('.hit')].some(row => {
+                const box = row.getBoundingClientRect();
+                return box.top >= frame.top && box.bottom <= frame.bottom;
+            });
+        });
+    })()""")
+    assert visible[0] and (visible[1] or not explained(EAGER, turning=SOME_KNOBS).code.machine_code)
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize("name", ["explain", "hopper"])
+def test_a_timeline_names_the_instruction_that_is_pointed_at(browser_page, page_files, name, width):
+    facts = explained(EAGER, turning=SOME_KNOBS) if name == "explain" else explained(HOPPER_OVERLAPPED)
+    texts = {int(each.place): each.text for each in facts.code.ptx}
+    browser_page.open(page_files[name], width=width)
+    assert browser_page.evaluate("document.querySelectorAll('.cursor-slider').length") == len(facts.timelines)
+    for number, timeline in enumerate(facts.timelines):
+        index = timeline.instructions // 3
+        share = (LEFT + (index + 0.5) / timeline.instructions * (WIDTH - LEFT - RIGHT)) / WIDTH
+        pointed, slid = browser_page.evaluate(f"""(() => {{
+            const figure = document.querySelectorAll('.cursor-slider')[{number}].closest('figure');
+            const picture = figure.querySelector('svg'), box = picture.getBoundingClientRect();
+            const place = {{clientX: box.left + {share} * box.width, clientY: box.top + 90, bubbles: true}};
+            picture.dispatchEvent(new PointerEvent('pointermove', place));
+            const pointed = figure.querySelector('.readout').textContent;
+            const slider = figure.querySelector('.cursor-slider');
+            slider.value = {index + 1};
+            slider.dispatchEvent(new Event('input'));
+            return [pointed, figure.querySelector('.readout').textContent];
+        }})()""")
+        lines = timeline.ptx_lines
+        assert pointed.startswith(
+            f"Instruction {index} of {timeline.instructions}: {texts[lines[index]]} (PTX line {lines[index]}"
+        )
+        assert slid.startswith(f"Instruction {index + 1} of {timeline.instructions}: {texts[lines[index + 1]]} (PTX")
+    assert browser_page.complaints() == []
 
 
 WITHOUT_A_HINT = """

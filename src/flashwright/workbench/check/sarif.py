@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from flashwright.simulator.errors import ErrorKind
 from flashwright.simulator.findings import Finding
@@ -52,7 +53,7 @@ def sarif_report(reports: Sequence[CheckReport]) -> dict[str, Any]:
                     {
                         "executionSuccessful": not failures,
                         "toolExecutionNotifications": [
-                            {"level": "error", "message": {"text": failure}} for failure in failures
+                            {"level": "error", "message": _message(failure)} for failure in failures
                         ],
                     }
                 ],
@@ -68,7 +69,7 @@ def _result(finding: Finding, target: str) -> dict[str, Any]:
         "ruleId": error.kind,
         "ruleIndex": list(RULES).index(error.kind),
         "level": "warning" if finding.is_warning else "error",
-        "message": {"text": str(error)},
+        "message": _message(str(error)),
         "locations": [_location(target, error.source_file, error.source_line, error.ptx_line)],
         "occurrenceCount": finding.count,
         # Line and register numbers move with every edit.
@@ -78,8 +79,13 @@ def _result(finding: Finding, target: str) -> dict[str, Any]:
     }
     if other is not None:
         place = _location(target, other.source_file, other.source_line, other.ptx_line)
-        result["relatedLocations"] = [{"id": 1, "message": {"text": str(other)}, **place}]
+        result["relatedLocations"] = [{"id": 1, "message": _message(str(other)), **place}]
     return result
+
+
+def _message(text: str) -> dict[str, str]:
+    """Plain text, in which braces mark placeholders unless they are doubled (section 3.11.5)."""
+    return {"text": text.replace("{", "{{").replace("}", "}}")}
 
 
 def _location(target: str, file: str | None, line: int | None, ptx_line: int | None) -> dict[str, Any]:
@@ -95,8 +101,10 @@ def _uri(file: str) -> str:
     path = Path(file)
     if path.is_absolute():
         working = Path.cwd()
-        return path.relative_to(working).as_posix() if path.is_relative_to(working) else path.as_uri()
-    return path.as_posix()
+        if not path.is_relative_to(working):
+            return path.as_uri()
+        path = path.relative_to(working)
+    return quote(path.as_posix())
 
 
 def _digest(*parts: object) -> str:

@@ -37,8 +37,8 @@ def _in_packages() -> Iterator[Path]:
             yield from sorted(Path(root).glob(place))
 
 
-def disassemble(cubin: bytes) -> str:
-    """The machine code of a cubin as `nvdisasm -c` prints it."""
+def disassemble(cubin: bytes, *, with_source_lines: bool = False) -> str:
+    """The machine code of a cubin as `nvdisasm -c` prints it, on request with the source lines before instructions."""
     tool = find_disassembler()
     if tool is None:
         raise DisassemblyError(NOT_FOUND)
@@ -47,7 +47,11 @@ def disassemble(cubin: bytes) -> str:
         path.write_bytes(cubin)
         try:
             result = subprocess.run(
-                [tool, "-c", path], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+                [tool, "-c", *(("-gi",) if with_source_lines else ()), path],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_SECONDS,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DisassemblyError(f"{tool} cannot be run: {error}") from error

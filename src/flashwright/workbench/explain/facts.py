@@ -86,6 +86,42 @@ class KVLoop:
 
 
 @dataclass(frozen=True)
+class SourceLine:
+    """A line of the CUDA source, and the instructions that come from it: those of the functions it calls included."""
+
+    file: str
+    number: int
+    text: str
+    ptx: int
+    machine_code: int
+    executed: int
+    """PTX instructions of the loop that one warp executes in one step."""
+
+
+@dataclass(frozen=True)
+class ListedInstruction:
+    place: str
+    """Its line in the PTX, or its address in the machine code."""
+    text: str
+    sources: tuple[int, ...]
+    """The source lines it comes from, as indices into `LoopCode.lines`: the innermost first, then where that was
+    inlined."""
+    executed: int | None = None
+    """How often one warp executes it in one step; None of machine code, which the simulator does not execute."""
+
+
+@dataclass(frozen=True)
+class LoopCode:
+    """The loop as CUDA source, PTX and machine code; where warps do different things, the loops of all."""
+
+    lines: tuple[SourceLine, ...]
+    """Those that instructions come from, file by file, the file of the kernel first."""
+    ptx: tuple[ListedInstruction, ...]
+    machine_code: tuple[ListedInstruction, ...]
+    """None where there is no disassembler."""
+
+
+@dataclass(frozen=True)
 class SharedTraffic:
     """What one warp does to one operand's shared memory in one KV step."""
 
@@ -219,6 +255,8 @@ class Timeline:
     """What kind of warp it is, as its family says: `warp` where all do the same, `producer`, `consumer`."""
     steps: str = "KV"
     """What the loop goes over, as in "KV step"."""
+    ptx_lines: tuple[int, ...] = ()
+    """Of each executed instruction, its line in the PTX."""
 
     @property
     def instructions(self) -> int:
@@ -293,6 +331,7 @@ class ConfigFacts:
     loop: KVLoop
     orders: tuple[CodeOrder, ...]
     """Of loads and products in the loop: of PTX, then of machine code; none where nothing is loaded by `ldmatrix`."""
+    code: LoopCode
     simulation: Simulation | None
     simulation_problem: str | None
     matrix_loads: tuple[MatrixLoad, ...]

@@ -37,6 +37,7 @@ from flashwright.workbench.explain.facts import (
     Verdict,
 )
 from flashwright.workbench.explain.loop import ptx_loop, ptx_mix, sass_loop, sass_mix
+from flashwright.workbench.explain.loop_code import loop_code
 from flashwright.workbench.explain.matrix_load import matrix_load_facts
 from flashwright.workbench.explain.measured import measured_effects
 from flashwright.workbench.explain.timeline import ITERATIONS_NEEDED, timeline_of
@@ -124,6 +125,7 @@ def _explained(
         buffering=of_config.buffering(config),
         loop=loop_facts(kernel),
         orders=code_orders(kernel, order_architectures(config, arch), knobs_to_turn),
+        code=loop_code(kernel, {warp: traced.get((config, warp)) for warp in warps}),
         simulation=simulation_facts(config, own, shared) if own else None,
         simulation_problem=problems.get(config),
         matrix_loads=tuple(load for each in drawn for load in _matrix_loads(each, executions.get(each))),

@@ -12,9 +12,19 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flashwright.simulator.ptx.parser import parse
-from flashwright.simulator.ptx.syntax import Function, Instruction, Label, Operand, Register, Symbol, Vector
+from flashwright.simulator.ptx.syntax import (
+    Function,
+    Instruction,
+    Label,
+    Operand,
+    Register,
+    SourceLocation,
+    Symbol,
+    Vector,
+)
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx, kind_of_sass
 
 
@@ -29,6 +39,9 @@ class CodeLine:
     falls_through: bool = True
     operands: tuple[tuple[str, ...], ...] = ()
     """The registers that each operand names."""
+    text: str = ""
+    source: SourceLocation | None = None
+    """Of PTX: where it comes from in the CUDA source."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +82,9 @@ def sass_mix(loop: Loop) -> InstructionMix:
 # --- Listings --------------------------------------------------------------------------------------------------
 
 
-def ptx_listing(ptx: str, kernel: str) -> list[CodeLine]:
-    """The instructions of a kernel in PTX."""
+@lru_cache(maxsize=4)
+def ptx_listing(ptx: str, kernel: str) -> tuple[CodeLine, ...]:
+    """The instructions of a kernel in PTX. All that is said of one kernel reads it again."""
     function = parse(ptx).functions[kernel]
     instructions, labels = _flatten(function)
     lines = []
@@ -81,8 +95,13 @@ def ptx_listing(ptx: str, kernel: str) -> list[CodeLine]:
         ends = instruction.root in ("ret", "exit") or target is not None
         falls_through = not ends or instruction.guard is not None
         operands = tuple(_registers_of(operand) for operand in instruction.operands)
-        lines.append(CodeLine(instruction.ptx_line, instruction.opcode, target, falls_through, operands))
-    return lines
+        lines.append(
+            CodeLine(
+                instruction.ptx_line, instruction.opcode, target, falls_through, operands, instruction.text,
+                instruction.source,
+            )
+        )  # fmt: skip
+    return tuple(lines)
 
 
 def _registers_of(operand: Operand) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -23,9 +24,13 @@ class Tile:
     class_: str = ""
 
 
-def document(title: str, header: str, body: str, footer: str) -> str:
-    """A whole page, in one file: no script, and nothing fetched from anywhere."""
-    style = (resources.files("flashwright.workbench.explain") / "page.css").read_text("utf-8")
+def document(title: str, header: str, body: str, footer: str, data: object = None) -> str:
+    """A whole page, in one file: nothing is fetched from anywhere.
+
+    ``data`` is what the page's own script reads; without it there is no script. What the script adds is comfort: the
+    page has all facts without it.
+    """
+    style = _resource("page.css")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -39,10 +44,22 @@ def document(title: str, header: str, body: str, footer: str) -> str:
 <body>
 <header class="top">{header}</header>
 <main>{body}</main>
-<footer>{footer}</footer>
+<footer>{footer}</footer>{"" if data is None else _script(data)}
 </body>
 </html>
 """
+
+
+def _script(data: object) -> str:
+    written = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return f"""
+<script type="application/json" id="page-data">{written}</script>
+<script>
+{_resource("page.js")}</script>"""
+
+
+def _resource(name: str) -> str:
+    return (resources.files("flashwright.workbench.explain") / name).read_text("utf-8")
 
 
 def section(key: str, title: str, html: str) -> str:

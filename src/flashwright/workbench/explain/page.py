@@ -8,8 +8,9 @@ from html import escape
 
 from flashwright.kernels.explanation import Knob, TimelineTexts
 from flashwright.kernels.registry import parse_config
+from flashwright.workbench.explain.code_panel import code_data, code_panel
 from flashwright.workbench.explain.explanations import explanation_of
-from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour, UnbuiltFacts, Verdict
+from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour, Timeline, UnbuiltFacts, Verdict
 from flashwright.workbench.explain.instruction_pages import banks, product, product_title
 from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.markup import (
@@ -48,10 +49,16 @@ from flashwright.workbench.explain.report import (
 from flashwright.workbench.quantities import counted, kib
 
 
-def config_page(facts: ConfigFacts, knob_links: Mapping[str, str] | None = None) -> str:
+def config_page(
+    facts: ConfigFacts,
+    knob_links: Mapping[str, str] | None = None,
+    neighbour_links: Mapping[str, str] | None = None,
+    neighbour_of: tuple[str, str] | None = None,
+) -> str:
     """All the facts and pictures of one config. What its family does not explain has no section.
 
-    `knob_links` lead from a knob to its page.
+    `knob_links` lead from a knob to its page, `neighbour_links` from a change to that of the neighbour; `neighbour_of`
+    is the short form and the page of the config that this one is a neighbour of.
     """
     config = parse_config(facts.config)
     own = explanation_of(config)
@@ -66,18 +73,19 @@ def config_page(facts: ConfigFacts, knob_links: Mapping[str, str] | None = None)
         "registers": ("Registers", _registers(facts, tables["registers"], tables["buffering"])),
         "occupancy": (f"Occupancy on {facts.arch}", _occupancy(facts, tables["occupancy"])),
         "loop": (f"Instructions of the {facts.steps} loop", _loop(facts)),
+        "code": ("From the source to machine code", code_panel(facts)),
         "order": (tables["order"].title, _facts_table(tables["order"]) if facts.orders else ""),
         "simulation": (f"One {facts.steps} step of one warp", _simulation(tables["simulation"])),
         "run": (tables["run"].title, _run(facts, tables["run"])),
         "mma": (product_title(own.product), product(facts, config, own.product)),
         "shapes": ("Derived tile shapes", _facts_table(tables["shapes"])),
-        "neighbours": ("One knob turned", _neighbours(facts)),
+        "neighbours": ("One knob turned", _neighbours(facts, neighbour_links or {})),
     }
     parts = {key: (title, html) for key, (title, html) in parts.items() if html}
     links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, (title, _) in parts.items())
     return document(
         title=facts.config,
-        header=f"""
+        header=f"""{_way_back(neighbour_of)}
 <p class="family">{_kind(facts)}, compiled for {escape(facts.target)}</p>
 <h1><code>{escape(facts.config)}</code></h1>
 {_verdict(facts, tables["verdict"])}
@@ -87,7 +95,15 @@ def config_page(facts: ConfigFacts, knob_links: Mapping[str, str] | None = None)
         body="".join(section(key, title, html) for key, (title, html) in parts.items()),
         footer="Written by <code>flashwright explain</code>. Numbers come from the compiler, and from PTX executed on "
         "the simulated GPU; what is called measured, from the result file that it names.",
+        data=code_data(facts, dict(_named_timelines(facts, "timeline"))),
     )
+
+
+def _way_back(neighbour_of: tuple[str, str] | None) -> str:
+    if neighbour_of is None:
+        return ""
+    config, link = neighbour_of
+    return f'<p class="family">One knob away from <a href="{escape(link)}"><code>{escape(config)}</code></a></p>'
 
 
 def _kind(facts: ConfigFacts | UnbuiltFacts) -> str:
@@ -184,14 +200,20 @@ def _timeline(facts: ConfigFacts, texts: TimelineTexts) -> str:
 
 def _timeline_figures(facts: ConfigFacts, name: str, caption: str = "") -> str:
     """One under the other; where there are several, each with its warp's name, and the caption under the last."""
-    if len(facts.timelines) == 1:
-        return figure(timeline_picture(facts.timelines[0], name), caption)
     last = facts.timelines[-1]
+    several = len(facts.timelines) > 1
     return "".join(
-        f"<h3>{escape(timeline.warp.capitalize())}</h3>"
-        + figure(timeline_picture(timeline, f"{name}-warp-{index}"), caption if timeline is last else "")
-        for index, timeline in enumerate(facts.timelines)
+        (f"<h3>{escape(timeline.warp.capitalize())}</h3>" if several else "")
+        + figure(timeline_picture(timeline, picture), caption if timeline is last else "")
+        for picture, timeline in _named_timelines(facts, name)
     )
+
+
+def _named_timelines(facts: ConfigFacts, name: str) -> list[tuple[str, Timeline]]:
+    """Each with the name of its picture."""
+    if len(facts.timelines) == 1:
+        return [(name, facts.timelines[0])]
+    return [(f"{name}-warp-{index}", timeline) for index, timeline in enumerate(facts.timelines)]
 
 
 def _order_figure(facts: ConfigFacts, name: str) -> str:
@@ -297,18 +319,21 @@ def _run(facts: ConfigFacts, counts: Section) -> str:
 # --- Neighbours ------------------------------------------------------------------------------------------------
 
 
-def _neighbours(facts: ConfigFacts) -> str:
+def _neighbours(facts: ConfigFacts, links: Mapping[str, str]) -> str:
     if not facts.neighbours:
         return paragraph("Not requested.")
     own = numbers(shown_or_unknown(getattr(facts.effects, name)) for name in EFFECT_NAMES)
-    rows = [row("this config", own + note(""), "this"), *(_neighbour(facts.effects, each) for each in facts.neighbours)]
+    rows = [
+        row("this config", own + note(""), "this"),
+        *(_neighbour(facts.effects, each, links) for each in facts.neighbours),
+    ]
     return paragraph(
         "What each knob, turned alone, would change. The first row has this config's own figures. Counts per 1,000 "
         "scores, of one warp in the middle of the loop, compare between blocks of any size."
     ) + wide_table(["change", *(f"#Δ {name}" for name in EFFECT_NAMES.values()), "filter"], rows, "neighbours")
 
 
-def _neighbour(base: Effects, neighbour: Neighbour) -> str:
+def _neighbour(base: Effects, neighbour: Neighbour, links: Mapping[str, str]) -> str:
     if neighbour.effects is None:
         return row(neighbour.change, note(f"cannot be built: {neighbour.problem}", len(EFFECT_NAMES) + 1))
     cells = (
@@ -318,4 +343,5 @@ def _neighbour(base: Effects, neighbour: Neighbour) -> str:
         )
         for name, value in differences(base, neighbour.effects).items()
     )
-    return row(neighbour.change, "".join(cells) + note(neighbour.rejection or ""))
+    link = links.get(neighbour.change, "")
+    return row(neighbour.change, "".join(cells) + note(neighbour.rejection or ""), link=link)

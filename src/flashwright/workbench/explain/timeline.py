@@ -70,6 +70,7 @@ def timeline_of(
         warp=execution.warp.name,
         role=execution.warp.role,
         steps=family.operation.steps.name,
+        ptx_lines=tuple(entry.ptx_line for entry in trace[first:end]),
     )
 
 

@@ -18,6 +18,8 @@ LANE, LANE_MARK = 26, 16
 TICK = 100
 NARROWEST_MARK = 1.6
 LETTER = 7.4
+BEGIN, END = LEFT / WIDTH, (WIDTH - RIGHT) / WIDTH
+"""Where the first instruction begins and the last ends, as shares of the picture's width."""
 RARE_MARK = 4
 """Waits and barriers are single instructions that matter: they are drawn wider than one."""
 

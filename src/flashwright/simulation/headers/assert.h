@@ -1,0 +1,2 @@
+// NVRTC defines assert itself.
+#pragma once

@@ -1,0 +1,3 @@
+// NVRTC declares malloc, free and abs itself.
+#pragma once
+#include "stddef.h"

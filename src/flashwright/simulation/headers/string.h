@@ -1,0 +1,3 @@
+// NVRTC declares memcpy and memset itself.
+#pragma once
+#include "stddef.h"
