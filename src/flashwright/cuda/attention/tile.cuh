@@ -2,6 +2,7 @@
 #pragma once
 #include "attention/ranges.cuh"
 #include "attention/sequences.cuh"
+#include "ptx/special_registers.cuh"
 
 struct Tile {
     int q_block, head, batch;
@@ -28,6 +29,18 @@ template <int slot_rows> struct PackedLine {
                 sequence = middle;
             else
                 behind = middle;
+        }
+        return sequence;
+    }
+    // The same, found by all lanes of a warp together: loads that depend on one another are few.
+    DEVICE int sequence_of_warp(int slot) const {
+        int sequence = 0;
+        for (int range = args.batches; range > 1;) {
+            const int step = ceil_div(range, warp_threads), candidate = sequence + (int)lane_index() * step;
+            const bool begins = lane_index() * step < range && first_slot(candidate) <= slot;
+            const int last = __popc(__ballot_sync(all_lanes, begins)) - 1;
+            range = min(step, range - max(last, 0) * step);
+            sequence += max(last, 0) * step;
         }
         return sequence;
     }

@@ -166,7 +166,7 @@ DEVICE Tile tile_of_block(const ForwardArguments &args, BlockIndex block) {
     if constexpr (variant::variable_lengths) {
         const PackedLine<cfg::B_r> line{args};
         const int slot = variant::masks_right ? line.slots() - 1 - q_block : q_block;
-        const int sequence = line.sequence_of(slot);
+        const int sequence = line.sequence_of_warp(slot);
         return {slot - line.first_slot(sequence), (int)block.y, sequence}; // none before the first sequence
     }
     if (args.batches > gridDim.z) {
