@@ -14,7 +14,8 @@ import pytest
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
-from flashwright.attention import attention
+from flashwright.attention import attention, forget_kinds
+from flashwright.runtime.tensor_maps import map_template
 
 from .tools import assert_right, some, truth
 
@@ -53,6 +54,18 @@ def test_a_fresh_thread_may_call_after_a_warm_up(family, stream):
         assert_right(out, truth(*problem, {"causal": True})[0])
     with ThreadPoolExecutor(1) as pool:
         assert torch.equal(pool.submit(work, known).result(SECONDS), expected)
+
+
+def test_a_fresh_thread_may_be_the_first_to_need_a_tensor_map():
+    """The kernel was loaded by another."""
+    problem = some()
+    attention(*problem, causal=True)
+    torch.cuda.synchronize()
+    forget_kinds()
+    map_template.cache_clear()
+    with ThreadPoolExecutor(1) as pool:
+        out = pool.submit(attention, *problem, causal=True).result(SECONDS)
+    assert_right(out, truth(*problem, {"causal": True})[0])
 
 
 FIRST_CALL = """

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from types import SimpleNamespace
 
 import ml_dtypes
+import pytest
 from fake_gpu import scattered
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flashwright.hardware.tensor_map import TensorMap
+from flashwright.runtime import tensor_maps
 from flashwright.runtime.tensor_maps import WORDS, MapTemplate
 
 KIND = TensorMap(16, ml_dtypes.bfloat16, (1, 1, 1, 1), (0, 0, 0), (64, 64, 1, 1))
@@ -28,6 +31,20 @@ def test_an_encoding_that_is_not_bit_by_bit_is_left_to_the_driver():
     template.write(words, 0, (64, 100, 3, 7), (128, 12_800, 38_400))
     expected = summed(TensorMap(16, ml_dtypes.bfloat16, (64, 100, 3, 7), (128, 12_800, 38_400), (64, 64, 1, 1)))
     assert words[1:].tolist() == expected[1:]
+
+
+def test_the_driver_encodes_in_threads_without_a_context_of_their_own(monkeypatch):
+    torch, driver = pytest.importorskip("torch"), pytest.importorskip("cuda.bindings.driver")
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(tensor_maps, "make_context_current", current.append)
+
+    def encode(*arguments: object) -> tuple[int, SimpleNamespace]:
+        assert current == [3]
+        return 0, SimpleNamespace(opaque=range(WORDS))
+
+    monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", encode)
+    assert tensor_maps.encoded_words(KIND) == array("Q", range(WORDS))
 
 
 @given(

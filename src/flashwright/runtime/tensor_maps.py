@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from flashwright.hardware.tensor_map import Fill, Swizzle, TensorMap
 from flashwright.problem.dtypes import NUMPY_DTYPES, DType
-from flashwright.runtime.devices import GPUError, driver_checked
+from flashwright.runtime.devices import GPUError, driver_checked, make_context_current
 
 WORDS = 16
 """Of 8 bytes."""
@@ -33,9 +33,11 @@ BitRun = tuple[int, int, int, int]
 
 
 def encoded_words(tensor_map: TensorMap) -> array[int]:
-    """By the CUDA driver: cuTensorMapEncodeTiled."""
+    """By the CUDA driver: cuTensorMapEncodeTiled. It refuses threads that have no context, whatever GPU's."""
+    import torch
     from cuda.bindings import driver
 
+    make_context_current(torch.cuda.current_device())
     swizzle = {
         Swizzle.NONE: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
         Swizzle.B32: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
