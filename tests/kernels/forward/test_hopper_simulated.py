@@ -109,7 +109,7 @@ windows = st.builds(
 @example([(0, 0), (40, 0), (128, 32), (1, 1)], Window(left=64, right=0), 9)
 @example([(1, 3)] * 7 + [(400, 400)] + [(1, 3)] * 7, Window(left=64, right=0), 9)
 def test_any_packed_sequences_are_computed_apart(lengths, window, spoilt):
-    """Empty ones, shorter and longer than a block, more rows than keys, one long one among many short ones; and one full
+    """Empty ones, shorter and longer than a block, more rows than keys, a long one among many short ones; and one full
     of NaN and infinity."""
     check_packed(SMALL, lengths, {"window": window}, spoilt=[b for b in range(len(lengths)) if b == spoilt])
 
