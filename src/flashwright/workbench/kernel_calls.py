@@ -71,11 +71,12 @@ def cached_decodes(
     window: Window = FULL,
     split_units: int = 0,
     shape: tuple[int, ...] | None = None,
+    out: Any = None,
 ) -> ConfigCall:
     """For decode configs, a call each that returns the output, in q's shape or another."""
     import torch
 
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
 
     def call_of(config: KernelConfig) -> Callable[[], Any]:
         kind = DecodeKind(

@@ -11,7 +11,7 @@ from typing import Any
 from flashwright.compiler.kernel import Kernel
 from flashwright.compiler.occupancy import occupancy
 from flashwright.kernels.cache_use import CacheUse
-from flashwright.kernels.family import FamilyLadder, KernelFamily
+from flashwright.kernels.family import FamilyLadder, KernelConfig, KernelFamily
 from flashwright.kernels.ladder import LadderRung, RungProblem
 from flashwright.kernels.registry import families, family_named, family_of, parse_config
 from flashwright.problem.dtypes import DType
@@ -66,10 +66,11 @@ class Simulated:
         return 1000 * self.instructions / self.scores
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Simulated:
+    def from_dict(cls, values: Mapping[str, Any], config: KernelConfig) -> Simulated:
         known: dict[str, Any] = {field.name: values.get(field.name) for field in fields(cls)}
-        if known["scores"] is None:  # as it was stored when only their quotient was
-            known["scores"] = round(1000 * values["instructions"] / values["instructions_per_thousand_scores"])
+        if known["scores"] is None:  # as it was stored when all that was simulated were whole tiles
+            steps_of_warps = known["instructions"] / known["instructions_per_kv_step"]
+            known["scores"] = round(steps_of_warps / config.n_warps * config.B_r * config.B_c)
         return cls(**known)
 
 
@@ -125,10 +126,11 @@ class RungResult:
     def from_dict(cls, values: Mapping[str, Any]) -> RungResult:
         gpu, use = values["gpu"], values.get("use")
         use = None if use is None else CacheUse(**use)
+        config = parse_config(values["config"])
         return cls(
-            LadderRung(int(values["rung"]), str(values["change"]), parse_config(values["config"]), use),
+            LadderRung(int(values["rung"]), str(values["change"]), config, use),
             {arch: Compiled(**facts) for arch, facts in values["compiled"].items()},
-            Simulated.from_dict(values["simulation"]),
+            Simulated.from_dict(values["simulation"], config),
             None if gpu is None else Timed.from_dict(gpu),
         )
 
