@@ -1,6 +1,6 @@
 """Training beside PyTorch: a small GPT, once with PyTorch's SDPA and once with `flashwright.attention`.
 
-python examples/train_gpt.py [--steps 300] [--plot losses.png] [--output losses.json] [--from losses.json]
+python examples/train_gpt.py [--steps 240] [--plot losses.png] [--output losses.json] [--from losses.json]
 
 Both start from the same weights and see the same batches of a text that is made here: who gives what to whom. They take
 turns of a few steps each; the first turn of each is not timed. Their losses should lie on top of each other. On a GPU
@@ -58,7 +58,7 @@ class Size:
         return self.heads * self.head_dim
 
 
-ON_GPU = Size(layers=4, heads=6, head_dim=128, rows=4096, batch=4, characters=1_000_000, steps=300, turn=20)
+ON_GPU = Size(layers=4, heads=6, head_dim=128, rows=16_384, batch=1, characters=1_000_000, steps=240, turn=20)
 ON_CPU = Size(layers=2, heads=2, head_dim=32, rows=128, batch=4, characters=20_000, steps=20, turn=4)
 
 

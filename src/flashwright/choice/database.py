@@ -36,7 +36,10 @@ _TABLES = {
     "checks": ("search", "config", "error REAL", "PRIMARY KEY (search, config)"),
     "sweeps": ("search", "stage", "sweep", "times", "PRIMARY KEY (search, stage, sweep)"),
 }  # fmt: skip
-_OLDER_SCHEMAS = {1: {"results": ("scores", "kv_heads")}, 2: {"results": ("kv_heads",)}}
+_OLDER_SCHEMAS: dict[int, dict[str, tuple[str, ...]]] = {
+    1: {"results": ("scores", "kv_heads")},
+    2: {"results": ("kv_heads",)},
+}
 """By version, the columns that tables of an older schema lack. They are added when the database is written to."""
 _ADDED_COLUMNS = {"scores": f"'{json.dumps(NORMAL_SCORES)}'", "kv_heads": "0"}
 """With what older results have in them."""
