@@ -12,8 +12,8 @@ from flashwright.kernels.naming import ConfigT, mangled_fields, nearest_hint, pa
 def config_parser(
     config_type: Callable[..., ConfigT], prefix: str, numbers: str, options: Mapping[str, str], example: str
 ) -> Callable[[str], ConfigT]:
-    """Reads configs whose fields are a dtype, four sizes, the groups of the expression `numbers`, 1 where they are left
-    out, and switches, by their names in short forms: `options`."""
+    """Reads configs whose fields are a dtype, four sizes, the groups of the expression `numbers`, and switches, by
+    their names in short forms: `options`."""
     type_name = config_type.__name__
     sizes = r",\s*(\d+)\s*" * 4
     words = r"\s+".join(prefix.split())
@@ -27,7 +27,7 @@ def config_parser(
         if members := mangled_fields(config_type, text):  # type: ignore[arg-type]
             return parse_cpp_fields(config_type, members, never_zero)
         if match := short_form.fullmatch(text.strip()):
-            dtype, *values, given = match.groups(default="1")
+            dtype, *values, given = match.groups()
             return config_type(dtype, *map(int, values), **_switches(given.split("+")[1:], text))
         raise ValueError(
             f"{text!r} names no kernel; expected a short form such as {example!r} or a C++ name containing "
