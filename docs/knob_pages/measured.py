@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from flashwright.workbench.bench.grid_plot import length_text
+from flashwright.workbench.bench.grid import length_text
 from flashwright.workbench.bench.result_files import read_document
 from flashwright.workbench.bench.results import (
     OURS,

@@ -162,18 +162,20 @@ def test_a_result_that_names_no_kinds_of_scores_was_measured_on_normal_ones():
     assert from_document(document) == [a_result(scores=("normal",))]
 
 
-def make_first_schema(path: Path) -> None:
-    """As the first version made it: without a column of kinds."""
+def make_older_schema(path: Path, version: int, lacking: tuple[str, ...]) -> None:
+    """As an earlier version made it: without columns of kinds of scores, or of heads of keys."""
     with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE results DROP COLUMN scores")
-        connection.execute("PRAGMA user_version = 1")
+        for column in lacking:
+            connection.execute(f"ALTER TABLE results DROP COLUMN {column}")
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
 
 
-def test_a_database_of_the_first_schema_is_read_as_it_is_and_extended_when_written(database):
+@pytest.mark.parametrize(("version", "lacking"), [(1, ("scores", "kv_heads")), (2, ("kv_heads",))])
+def test_a_database_of_an_older_schema_is_read_as_it_is_and_extended_when_written(database, version, lacking):
     old, new = a_result(), a_result(gpu="another", scores=("sink", "equal"))
     database.store([old])
-    make_first_schema(database.path)
+    make_older_schema(database.path, version, lacking)
     before = database.path.read_bytes()
     assert database.results() == [old]
     assert database.status().state == "usable"

@@ -47,10 +47,10 @@ def test_a_rung_is_one_idea_above_the_last_and_the_top_is_in_the_search_space(fa
     assert search_space_of(rungs[-1].config) == "default"
 
 
-def test_both_operations_with_kernels_are_climbed():
-    assert set(climbable_operations()) == {"forward", "backward"}
+def test_operations_with_kernels_are_climbed():
+    assert set(climbable_operations()) == {"forward", "backward", "decode"}
     assert ladder_of("hopper", "backward").peers == ("sdpa-cudnn", "sdpa-fa2")
-    with pytest.raises(ValueError, match="operation: 'train' has no ladder; allowed: forward, backward"):
+    with pytest.raises(ValueError, match="operation: 'train' has no ladder; allowed: forward, backward, decode"):
         climb(operation="train")
 
 
@@ -88,7 +88,7 @@ def test_a_ladder_of_the_backward_is_stored_shown_and_drawn(short_ladder, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--operation", "train"), "operation: 'train' has no ladder; allowed: forward, backward"),
+        (("--operation", "train"), "operation: 'train' has no ladder; allowed: forward, backward, decode"),
         (("--operation", "backward", "--family", "volta"), "family: 'volta' is not known; allowed: ampere, hopper"),
         (("--operation", "backward", "--family", "hopper", "--d-head", "96"), "d_head: 96 is not allowed"),
         (("--operation", "backward", "--from", "ladder.json"), "--from shows a stored result as it is"),

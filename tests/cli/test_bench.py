@@ -17,8 +17,8 @@ from rich.console import Console
 import flashwright.cli.bench as command
 from flashwright import DType
 from flashwright.workbench.bench.figures import save_figure
-from flashwright.workbench.bench.grid import Cell, grid
-from flashwright.workbench.bench.grid_plot import grid_figure, length_text
+from flashwright.workbench.bench.grid import Cell, grid, length_text
+from flashwright.workbench.bench.grid_plot import grid_figure
 from flashwright.workbench.bench.peers import PEERS
 from flashwright.workbench.bench.results import OURS, BenchResult, read_result, write_result
 from flashwright.workbench.bench.scores import KINDS
@@ -75,7 +75,15 @@ def test_without_a_gpu_bench_says_what_it_needs_and_what_works(monkeypatch):
         (("--family", "ampere", "--config", CONFIG), "--family does not go with it"),
         (("--peer", "nowhere:attention"), "'nowhere' cannot be imported"),
         (("--peer", "nowhere"), "allowed: module:function"),
-        (("--operation", "decode"), "operation: 'decode' is not known; allowed: forward, backward, train"),
+        (("--operation", "dec"), "operation: 'dec' is not known; allowed: forward, backward, train, decode"),
+        (("--keys", "8192"), "--keys: allowed with --operation decode alone"),
+        (("--operation", "decode", "--tokens", "8192"), "--tokens: allowed with other operations alone"),
+        (("--operation", "decode", "--pages", "24"), "pages: 24 is not allowed; allowed: multiples of 16"),
+        (("--operation", "decode", "--pages", "64", "--keys", "100"), "keys: 100 are no whole pages of 64"),
+        (("--operation", "decode", "--rows", "9", "--keys", "8"), "rows: 9 are more than the 8 keys"),
+        (("--operation", "decode", "--heads", "6", "--kv-heads", "4"), "kv_heads: 4 does not divide the 6 heads"),
+        (("--operation", "decode", "--config", CONFIG), "is of the operation forward; --operation decode does not"),
+        (("--operation", "decode", "--family", "volta"), "family: 'volta' is not known"),
         (("--config", CONFIG, "--operation", "backward"), "is of the operation forward; --operation backward does not"),
         (("--config", BACKWARD_CONFIG), "is of the operation backward; --operation forward does not go with it"),
         (("--config", BACKWARD_CONFIG, "--operation", "train"), "is of the operation backward"),
@@ -120,6 +128,50 @@ def test_the_operation_is_that_of_every_cell_and_named_in_the_result(arguments, 
     forward_tflops = 4 * 32 * 32 * 512 * 512 * 64 / 2.0 / 1e9
     measured = document["cells"][0]["implementations"][OURS]["tflops"]
     assert measured == pytest.approx(times_forward * forward_tflops)
+
+
+def test_decodes_are_steps_of_generation_and_chunks_unless_sizes_are_given(fake_gpu):
+    code, out, error = flashwright("bench", "--operation", "decode")
+    assert code == 0, error
+    assert [str(cell) for cell in fake_gpu.cells] == [
+        "b1 32/8 s1k d128", "b1 32/8 s8k d128", "b1 32/8 s128k d128", "b16 32/8 s8k d128", "b64 32/8 s8k d128",
+        "b32 64/8 s4k d64", "b16 128/1 s8k d128", "b8 16/16 s8k d128",
+        *(f"b4 32/8 s32k d128, {rows} rows" for rows in (4, 16, 128, 512)),
+    ]  # fmt: skip
+    assert [cell.causal for cell in fake_gpu.cells] == [False] * 8 + [True] * 4
+    assert "Decode, BF16: µs and TB/s of keys and values read once" in out
+    # 2 ms of ours for 16 sequences of 8k keys: 8 heads of 128 columns, keys and values of 2 bytes
+    assert f"{2 * 2 * 16 * 8192 * 8 * 128 / 2.0 / 1e9:.2f}" in out
+
+
+def test_sizes_of_caches_choose_the_cells_of_a_decode_and_are_stored(fake_gpu, tmp_path):
+    flags = "--keys 4096 --pages 16 --pages 256 --rows 1 --rows 3 --batch 2 --heads 8 --kv-heads 2 --d-head 64"
+    path = tmp_path / "result.json"
+    code, out, error = flashwright(
+        "bench", "--operation", "decode", *flags.split(), "--json", "--output", str(path), "--plot", str(tmp_path)
+    )
+    assert code == 0, error
+    expected = [
+        Cell(DType.BF16, 64, rows > 1, 4096, 2, 8, 2, operation="decode", rows=rows, page=page)
+        for rows in (1, 3)
+        for page in (16, 256)
+    ]
+    assert fake_gpu.cells == expected
+    assert [found.cell for found in read_result(path).cells] == expected
+    assert (tmp_path / "bench.png").exists()
+    cell = json.loads(out)["cells"][0]
+    assert (cell["rows"], cell["page"]) == (1, 16)
+    assert cell["implementations"][OURS]["tbps"] == pytest.approx(2 * 2 * 2 * 4096 * 2 * 64 / 2.0 / 1e9)
+
+
+def test_uneven_sequences_have_from_one_to_all_keys(fake_gpu):
+    code, _, error = flashwright("bench", "--operation", "decode", "--uneven", "--batch", "64", "--keys", "65536")
+    assert code == 0, error
+    (cell,) = fake_gpu.cells
+    assert (cell.page, len(cell.lengths)) == (64, 64)
+    assert 1 <= cell.lengths[0] < 10
+    assert 10_000 < cell.lengths[-1] <= 65_536
+    assert cell.speed(1.0) == pytest.approx(2 * 2 * sum(cell.lengths) * 8 * 128 / 1e9)
 
 
 def test_the_tables_of_a_backward_say_so(fake_gpu):

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from tuning_fakes import CONFIGS, GPU, MODEL, WRONG, FakeMachine, FakeMeasurer, a_result, fake_compiler
 
 from flashwright import DType, parse_kernel_name_into_config
-from flashwright.choice.choose import backward_config
+from flashwright.choice.choose import backward_config, tuned_or_default
 from flashwright.choice.currency import kernel_digest
 from flashwright.choice.database import TuningDatabase
 from flashwright.choice.lookup import shipped_results
@@ -266,10 +267,46 @@ def test_the_backward_is_tuned_stored_and_used_apart_from_the_forward(run, datab
     assert "backward" in shown
 
 
+def test_decodes_are_tuned_by_packed_rows_and_stored_apart(run, database, gpu):
+    model = GPUModel.of_architecture("NVIDIA Imaginary 9001", "sm_90")
+    gpu(model)
+    code, out, err = run("tune", "--operation", "decode", "--limit", "3", "--json")
+    assert (code, err) == (0, "")
+    (report,) = json.loads(out)["searches"]
+    assert report["problem"]["kv_heads"] == 8
+    assert "decode (BF16, 128, " in report["result"]["config"]
+    (stored,) = database.results()
+    assert (stored.problem.kind.q_bucket, stored.problem.packed_rows) == ("p1-16", 4)
+    assert stored == from_document(to_document([stored]))[0]
+    family = family_named(report["problem"]["family"].split()[0], "decode")
+    other = replace(stored.problem, q_length=2, kv_length=300, batch=1)  # as many rows fill the tile, on any cache
+    assert tuned_or_default(family, other.occasion(model)) == stored.config
+    more = replace(stored.problem, q_length=8)
+    assert more.kind != stored.problem.kind
+    code, out, _ = run("tune", "--operation", "decode", "--rows", "8", "--limit", "2")
+    assert code == 0
+    assert "32 heads on 8, 8 on 8192 rows" in " ".join(out.split())
+    assert "TB/s" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--operation", "decode", "--kv-heads", "5"), "kv_heads: 5 does not divide the 32 heads"),
+        (("--kv-heads", "4"), "kv_heads: 4 is not allowed; forward is tuned without grouped heads"),
+        (("--operation", "decode", "--all", "--kv-heads", "4"), "--kv-heads: not with --all"),
+    ],
+)
+def test_heads_of_keys_are_checked(run, database, no_gpu, options, message):
+    code, _, err = run("tune", "--dry-run", *options)
+    assert code == 1
+    assert message in err
+
+
 def test_an_operation_without_kernels_is_refused(run, database, no_gpu):
     code, _, err = run("tune", "--operation", "train")
     assert code == 1
-    assert "operation: 'train' has no kernels of its own; allowed: forward, backward" in err
+    assert "operation: 'train' has no kernels of its own; allowed: forward, backward, decode" in err
 
 
 def test_the_winner_is_stored_and_used(run, database, gpu):

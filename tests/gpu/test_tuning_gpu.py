@@ -61,6 +61,15 @@ def test_a_search_of_the_backward_finds_a_config_that_is_not_slower_than_the_def
     assert database.results() == [report.result]
 
 
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_search_of_the_decode_finds_a_config_that_is_not_slower_than_the_default(database, rows):
+    problem = problem_of(family="ampere decode", d_head=128, q_length=rows, batch=4)
+    report = tune(problem, this_machine(), database, limit=6, progress=False)
+    assert report.wrong == ()
+    assert report.speedup >= 1
+    assert database.results() == [report.result]
+
+
 def test_attention_uses_the_winner(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_DIRECTORY_VARIABLE, str(tmp_path))
     reload()

@@ -38,7 +38,7 @@ def a_ladder(*, timed: bool) -> Ladder:
         RungResult(
             rung,
             compiled,
-            Simulated(145_696, 1_000.0 + rung.number, 243_712, 40_960, 2.1e-3),
+            Simulated(145_696, 1_000.0 + rung.number, 243_712, 40_960, 2.1e-3, scores=131_072),
             Timed(64.0 / 2**rung.number, 100.0 * rung.number, {"sdpa-fa2": 0.1 * rung.number}) if timed else None,
         )
         for rung in get_kernel_progression()

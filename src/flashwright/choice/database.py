@@ -21,7 +21,7 @@ from flashwright.choice.results import NORMAL_SCORES, TunedResult
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE, cache_directory, make_private
 
 FILE_NAME = "tuning.sqlite3"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_TIMEOUT_S = 30.0
 
 _KEY = ("gpu", "family", "dtype", "d_head", "causal", "q_bucket", "kv_bucket")
@@ -29,15 +29,20 @@ _TABLES = {
     # The fastest config of each kind of problem on each GPU model; what it was measured on and with.
     "results": (
         *_KEY, "batch", "heads", "q_length", "kv_length", "config", "time_ms", "tflops", "runners_up", "date",
-        "versions", "scores", f"PRIMARY KEY ({', '.join(_KEY)})",
+        "versions", "scores", "kv_heads", f"PRIMARY KEY ({', '.join(_KEY)})",
     ),
     # The journal of searches; one that is finished keeps its result, one that is not what it has measured.
     "searches": ("id INTEGER PRIMARY KEY", "gpu", "problem", "space", "started", "result"),
     "checks": ("search", "config", "error REAL", "PRIMARY KEY (search, config)"),
     "sweeps": ("search", "stage", "sweep", "times", "PRIMARY KEY (search, stage, sweep)"),
 }  # fmt: skip
-_OLDER_SCHEMAS = {1: {"results": ("scores",)}}
+_OLDER_SCHEMAS: dict[int, dict[str, tuple[str, ...]]] = {
+    1: {"results": ("scores", "kv_heads")},
+    2: {"results": ("kv_heads",)},
+}
 """By version, the columns that tables of an older schema lack. They are added when the database is written to."""
+_ADDED_COLUMNS = {"scores": f"'{json.dumps(NORMAL_SCORES)}'", "kv_heads": "0"}
+"""With what older results have in them."""
 
 Value = TypeVar("Value")
 
@@ -251,7 +256,9 @@ def _bring_up_to_date(connection: sqlite3.Connection, version: int | None) -> No
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
     else:
-        connection.execute(f"ALTER TABLE results ADD COLUMN scores DEFAULT '{json.dumps(NORMAL_SCORES)}'")
+        for table, columns in _OLDER_SCHEMAS[version].items():
+            for column in columns:
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} DEFAULT {_ADDED_COLUMNS[column]}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
@@ -279,6 +286,7 @@ def store_result(connection: sqlite3.Connection, result: TunedResult) -> TunedRe
         for name in ("batch", "heads", "q_length", "kv_length", "config", "time_ms", "tflops", "date")
     }
     values |= {name: json.dumps(document[name]) for name in ("runners_up", "versions", "scores")}
+    values["kv_heads"] = result.problem.kv_heads
     placeholders = ", ".join("?" * len(values))
     connection.execute(
         f"INSERT OR REPLACE INTO results ({', '.join(values)}) VALUES ({placeholders})", tuple(values.values())

@@ -7,19 +7,27 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from flashwright.kernels.family import KernelConfig
+from flashwright.hardware.architectures import GPUModel
+from flashwright.kernels.family import KernelConfig, Occasion
 from flashwright.kernels.forward.launch import MAX_BLOCKS, forward_variant
 from flashwright.kernels.registry import family_names, family_with_prefix
 from flashwright.problem.dtypes import DType
-from flashwright.problem.flops import FORWARD, operation_flops
-from flashwright.problem.lengths import MAX_LENGTH, length_bucket
+from flashwright.problem.flops import FORWARD, cache_bytes, operation_flops
+from flashwright.problem.lengths import LONGEST, MAX_LENGTH, length_bucket, packed_rows_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
 from flashwright.problem.window import FULL, Window
 
 TOKENS, HIDDEN = 16_384, 2_048
 """The size of the problems that are tuned unless given: rows over all sequences, columns over all heads."""
+USUAL_LENGTH = 4_096
 STANDARD_LENGTHS = (512, 2_048, 8_192)
+CACHE_BATCH, CACHE_HEADS, CACHE_GROUP, CACHED_KEYS = 16, 32, 4, 8_192
+"""Of problems that read a cache: sequences, heads of q, how many of them share one of k and v, keys of a sequence."""
+STANDARD_CACHE_ROWS = (1, 8, 16)
+"""Rows of q: 4, 32 and 64 packed ones."""
+CACHE_BUCKET = LONGEST
+"""The bucket of keys of all problems that read a cache: how many there are is known on the device alone."""
 
 
 class ProblemKind(NamedTuple):
@@ -47,6 +55,8 @@ class TuningProblem:
     heads: int
     q_length: int
     kv_length: int
+    kv_heads: int = 0
+    """Heads of k and v; 0: as many as of q."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -61,18 +71,59 @@ class TuningProblem:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ValueError(f"{name}: {value!r} is not allowed; allowed: 1 to {most}")
+        if isinstance(self.kv_heads, bool) or not isinstance(self.kv_heads, int) or self.kv_heads < 0:
+            raise ValueError(
+                f"kv_heads: {self.kv_heads!r} is not allowed; allowed: divisors of the heads, {self.heads}"
+            )
+        if self.heads % self.heads_of_kv:
+            raise ValueError(f"kv_heads: {self.kv_heads} does not divide the {self.heads} heads")
+        if self.kv_heads and not self.reads_cache:
+            raise ValueError(
+                f"kv_heads: {self.kv_heads} is not allowed; {self.operation} is tuned without grouped heads"
+            )
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
         lengths = f"{self.q_length}" if self.q_length == self.kv_length else f"{self.q_length}×{self.kv_length}"
-        shape = f"batch {self.batch}, {self.heads} heads, {lengths} rows"
+        if self.reads_cache:
+            lengths = f"{self.q_length} on {self.kv_length}"
+        heads = f"{self.heads} heads" if not self.kv_heads else f"{self.heads} heads on {self.kv_heads}"
+        shape = f"batch {self.batch}, {heads}, {lengths} rows"
         operation = "" if self.operation == FORWARD else f"{self.operation}, "
         return f"{operation}{self.dtype.name}, d_head {self.d_head}, {mask}, {shape}"
 
     @property
     def kind(self) -> ProblemKind:
         buckets = length_bucket(self.q_length), length_bucket(self.kv_length)
+        if self.reads_cache:  # its lengths are known on the device alone
+            buckets = packed_rows_bucket(self.packed_rows), CACHE_BUCKET
         return ProblemKind(self.family, self.dtype, self.d_head, self.causal, *buckets)
+
+    def occasion(self, gpu: GPUModel | None) -> Occasion:
+        """Of choosing a config for such problems."""
+        kind = self.kind
+        return Occasion(
+            self.dtype,
+            self.d_head,
+            self.causal,
+            kind.q_bucket,
+            kind.kv_bucket,
+            gpu,
+            self.packed_rows if self.reads_cache else 0,
+        )
+
+    @property
+    def heads_of_kv(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def packed_rows(self) -> int:
+        """Rows of all heads that share a head of k and v."""
+        return self.q_length * self.heads // self.heads_of_kv
+
+    @property
+    def reads_cache(self) -> bool:
+        return family_with_prefix(self.family).operation.reads_cache
 
     @property
     def window(self) -> Window:
@@ -91,19 +142,33 @@ class TuningProblem:
     def tflops(self, time_ms: float) -> float:
         return self.flops / time_ms / 1e9
 
+    @property
+    def unit(self) -> str:
+        """Of speeds: what is read, where that takes the time."""
+        return "TB/s" if self.reads_cache else "TFLOP/s"
+
+    def speed(self, time_ms: float) -> str:
+        if self.reads_cache:
+            read = cache_bytes(self.batch * self.kv_length, self.heads_of_kv, self.d_head)
+            return f"{read / time_ms / 1e9:.2f}"
+        return f"{self.tflops(time_ms):.0f}"
+
     def variant(self, config: KernelConfig) -> AttentionVariant:
         """The variant of a config's kernel that computes this problem."""
         return forward_variant(
             config,
             AttentionOptions(self.window),
             head_dim=self.d_head,
-            grouped_heads=False,
+            grouped_heads=self.heads_of_kv != self.heads,
             packed=False,
             returns_lse=False,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"dtype": self.dtype.name}
+        document = asdict(self) | {"dtype": self.dtype.name}
+        if not self.kv_heads:
+            del document["kv_heads"]
+        return document
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> TuningProblem:
@@ -119,19 +184,27 @@ def problem_of(
     dtype: DType | str = DType.BF16,
     d_head: int = 128,
     causal: bool = False,
-    q_length: int = 4096,
+    q_length: int | None = None,
     kv_length: int | None = None,
     batch: int | None = None,
     heads: int | None = None,
+    kv_heads: int | None = None,
 ) -> TuningProblem:
     """A problem of the usual size where none is given, of the first family unless another is named."""
     family = family or family_names()[0]
-    if batch is None:
-        batch = max(1, TOKENS // max(q_length, 1))
-    if heads is None:
-        heads = max(1, HIDDEN // max(d_head, 1))
-    kv_length = q_length if kv_length is None else kv_length
-    return TuningProblem(family, DType.parse(dtype), d_head, causal, batch, heads, q_length, kv_length)
+    if family_with_prefix(family).operation.reads_cache:
+        q_length, kv_length = q_length or 1, kv_length or CACHED_KEYS
+        batch, heads = batch or CACHE_BATCH, heads or CACHE_HEADS
+        if kv_heads is None and heads % CACHE_GROUP == 0:
+            kv_heads = heads // CACHE_GROUP
+    else:
+        q_length = USUAL_LENGTH if q_length is None else q_length
+        if batch is None:
+            batch = max(1, TOKENS // max(q_length, 1))
+        if heads is None:
+            heads = max(1, HIDDEN // max(d_head, 1))
+        kv_length = q_length if kv_length is None else kv_length
+    return TuningProblem(family, DType.parse(dtype), d_head, causal, batch, heads, q_length, kv_length, kv_heads or 0)
 
 
 def standard_problems(
@@ -147,6 +220,7 @@ def standard_problems(
     dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
     d_heads = family_with_prefix(family).d_heads if d_head is None else (d_head,)
     masks = (False, True) if causal is None else (causal,)
-    lengths = STANDARD_LENGTHS if length is None else (length,)
+    usual = STANDARD_CACHE_ROWS if family_with_prefix(family).operation.reads_cache else STANDARD_LENGTHS
+    lengths = usual if length is None else (length,)
     for some_dtype, some_d_head, some_causal, some_length in product(dtypes, d_heads, masks, lengths):
         yield problem_of(family=family, dtype=some_dtype, d_head=some_d_head, causal=some_causal, q_length=some_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from flashwright.choice.problem import ProblemKind, TuningProblem
@@ -77,7 +77,12 @@ class TunedResult:
     @classmethod
     def from_dict(cls, document: Any) -> TunedResult:
         """The result that `to_dict` wrote; raises `ValueError` naming the field that is wrong."""
-        problem_fields = {name: _get(document, name) for name in (field.name for field in fields(TuningProblem))}
+        _get(document, "family")  # refuses what is no object
+        problem_fields = {
+            each.name: _get(document, each.name)
+            for each in fields(TuningProblem)
+            if each.default is MISSING or each.name in document
+        }
         problem = TuningProblem.from_dict(problem_fields)
         runners_up = _get(document, "runners_up")
         if not isinstance(runners_up, list):

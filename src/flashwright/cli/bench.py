@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,18 +15,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flashwright.cli.output import CAUSAL, D_HEAD, ROWS, JsonOption, print_json, table_console
+from flashwright.cli.output import CAUSAL, D_HEAD, KEYS, ROWS, JsonOption, print_json, table_console
 from flashwright.interruption import INTERRUPTED
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named, family_names, family_of, parse_config
 from flashwright.problem.dtypes import DType
-from flashwright.problem.flops import BACKWARD, FORWARD, OPERATIONS, TRAIN, checked_operation
+from flashwright.problem.flops import DECODE, FORWARD, OPERATIONS, TRAIN, checked_operation
 from flashwright.runtime.devices import GPUError, gpu_available
 from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.bench.cache_cells import cache_cells, usual_cells
 from flashwright.workbench.bench.figures import plot_files, save_figure
 from flashwright.workbench.bench.gpu_machine import ROUNDS, GPUMachine, prepare_ours
-from flashwright.workbench.bench.grid import D_HEADS, LENGTHS, MASKS, Cell, grid
-from flashwright.workbench.bench.grid_plot import OPERATION_TITLES, grid_figure, length_text
+from flashwright.workbench.bench.grid import D_HEADS, LENGTHS, MASKS, Cell, grid, length_text
+from flashwright.workbench.bench.grid_plot import OPERATION_TITLES, grid_figure
 from flashwright.workbench.bench.measure import Prepare, measure
 from flashwright.workbench.bench.peers import PEERS, Peer, chosen_peers, external_peer, installed
 from flashwright.workbench.bench.result_files import check_destination
@@ -54,7 +55,9 @@ def bench(
     operation: Annotated[
         str | None,
         typer.Option(
-            help=f"What is timed: {', '.join(OPERATIONS)}; train is a forward and its backward.", show_default=FORWARD
+            help=f"What is timed: {', '.join(OPERATIONS)}. train is a forward and its backward, decode few rows on a "
+            "cache.",
+            show_default=FORWARD,
         ),
     ] = None,
     d_head: Annotated[
@@ -63,10 +66,23 @@ def bench(
     ] = None,
     seqlen: Annotated[
         list[int] | None,
-        typer.Option(*ROWS, help="Rows of q, k and v; give it several times.", show_default="512 to 16384"),
+        typer.Option(
+            *ROWS,
+            help="Rows of q, k and v; give it several times. decode: of q.",
+            show_default="512 to 16384; decode: 1",
+        ),
     ] = None,
     causal: Annotated[bool | None, typer.Option(*CAUSAL, help="One mask only.", show_default="both")] = None,
     dtype: Annotated[str | None, typer.Option(help="FP16 or BF16.", show_default="BF16")] = None,
+    keys: Annotated[
+        list[int] | None,
+        typer.Option(*KEYS, help="decode: keys of a sequence; give it several times.", show_default="8192"),
+    ] = None,
+    pages: Annotated[
+        list[int] | None,
+        typer.Option(help="decode: keys of a page, in shuffled order; several times.", show_default="contiguous"),
+    ] = None,
+    uneven: Annotated[bool, typer.Option("--uneven", help="decode: sequences of 1 to --keys keys, in pages.")] = False,
     tokens: Annotated[
         int | None, typer.Option(help="Tokens in all: batch = tokens / rows.", show_default="16384")
     ] = None,
@@ -128,12 +144,14 @@ def bench(
 
     What is timed is the function that users call, with the config that it chooses; with --operation backward, the
     gradients of one forward call over and over; with --operation train, both. FLOPs of a backward are 2.5 times, those
-    of a training step 3.5 times those of the forward. All implementations and all kinds of scores of one problem run in
-    turns in random order.
+    of a training step 3.5 times those of the forward. With --operation decode, few rows attend to a cache: by default
+    steps of generation and chunks of rows of usual sizes; speeds are bytes of keys and values, each read once. All
+    implementations and all kinds of scores of one problem run in turns in random order.
     """
     arguments = {
         "operation": operation, "d_head": d_head, "seqlen": seqlen, "causal": causal, "dtype": dtype, "tokens": tokens,
-        "hidden": hidden, "batch": batch, "heads": heads, "kv_heads": kv_heads, "scores": scores, "family": family,
+        "hidden": hidden, "keys": keys, "pages": pages, "uneven": uneven or None,
+        "batch": batch, "heads": heads, "kv_heads": kv_heads, "scores": scores, "family": family,
         "config": config, "peers": peers, "peer": peer, "rounds": rounds,
     }  # fmt: skip
     given = {name: value for name, value in arguments.items() if value is not None and value != []}
@@ -215,8 +233,8 @@ def _families(given: dict[str, Any], config: KernelConfig | None) -> list[str]:
         raise ValueError(
             f"--config names a kernel of the {family_of(config).name} family; --family does not go with it"
         )
-    operation = BACKWARD if given.get("operation") == BACKWARD else FORWARD
-    return [family_named(name, operation).name for name in names]
+    operation = given.get("operation", FORWARD)
+    return [family_named(name, FORWARD if operation == TRAIN else operation).name for name in names]
 
 
 def _own_peers(texts: Iterable[str]) -> list[Peer]:
@@ -235,15 +253,44 @@ def _cells(given: dict[str, Any], config: KernelConfig | None) -> list[Cell]:
             raise ValueError(f"config: {config} computes {config.dtype.name}, not {dtype.name}")
         if max(d_heads) > config.d_head:
             raise ValueError(f"config: {config} computes head dimensions up to {config.d_head}, not {max(d_heads)}")
+    scores = chosen_scores(given.get("scores", [NORMAL]))
+    if given.get("operation") == DECODE:
+        return _cache_cells(given, config, dtype, scores)
+    _refuse(given, OF_CACHES, f"--operation {DECODE}")
     return grid(
         dtype,
         d_heads,
         (given["causal"],) if "causal" in given else MASKS,
         given.get("seqlen") or LENGTHS,
-        chosen_scores(given.get("scores", [NORMAL])),
+        scores,
         given.get("operation", FORWARD),
         **{name: given.get(name) for name in ("tokens", "hidden", "batch", "heads", "kv_heads")},
     )
+
+
+OF_CACHES, OF_GRIDS = ("keys", "pages", "uneven"), ("tokens", "hidden")
+"""Options of decodes alone, and of what is no decode."""
+
+
+def _refuse(given: dict[str, Any], names: Iterable[str], where: str) -> None:
+    if found := [f"--{name}" for name in names if name in given]:
+        raise ValueError(f"{', '.join(found)}: allowed with {where} alone")
+
+
+def _cache_cells(given: dict[str, Any], config: KernelConfig | None, dtype: DType, scores: Sequence[str]) -> list[Cell]:
+    """The usual ones if no size is given; those of a config's head dimension if it is."""
+    _refuse(given, OF_GRIDS, "other operations")
+    names = ("d_head", "seqlen", "keys", "pages", "uneven", "batch", "heads", "kv_heads")
+    causal = given.get("causal")
+    if not any(name in given for name in names):
+        cells = usual_cells(dtype, scores, causal)
+        return cells if config is None else [cell for cell in cells if cell.d_head <= config.d_head]
+    several = {"d_head": "d_heads", "seqlen": "rows", "keys": "keys", "pages": "pages"}
+    sizes: dict[str, Any] = {argument: given[name] for name, argument in several.items() if name in given}
+    sizes |= {name: given.get(name) for name in ("batch", "heads", "kv_heads")}
+    if config is not None:
+        sizes.setdefault("d_heads", [config.d_head])
+    return cache_cells(dtype, scores=scores, causal=causal, uneven="uneven" in given, **sizes)
 
 
 def _implementations(config: KernelConfig | None, families: list[str], peers: list[Peer]) -> dict[str, Prepare]:
@@ -267,6 +314,9 @@ def _require_gpu() -> None:
 def _print_result(console: Console, result: BenchResult) -> None:
     for kind in result.kinds():
         of_kind = result.of_kind(kind)
+        if result.operation == DECODE:
+            console.print(_cache_table(of_kind))
+            continue
         for cells in of_kind.panels().values():
             console.print(_panel_table(cells, of_kind))
     if result.cells:
@@ -303,12 +353,39 @@ def _panel_table(cells: list[CellResult], result: BenchResult) -> Table:
     return table
 
 
+def _cache_table(result: BenchResult) -> Table:
+    """A row for each cell: microseconds and TB/s of each implementation, and ratios to the peers."""
+    first = result.cells[0].cell
+    scores = "" if first.scores == NORMAL else f", {first.scores}"
+    table = Table(
+        title=f"Decode, {first.dtype.name}{scores}: µs and TB/s of keys and values read once, and {OURS} ÷ each"
+    )
+    table.add_column("", no_wrap=True)
+    names = result.implementations()
+    for name in names:
+        table.add_column(f"{short_label_of(name)}\nµs", justify="right")
+        table.add_column("TB/s", justify="right", no_wrap=True)
+    ratios = [(mine, peer) for mine in result.ours() for peer in result.peers()]
+    for mine, peer in ratios:
+        of = f"{_family_in(mine)} " if len(result.ours()) > 1 else ""
+        table.add_column(f"{of}÷\n{short_label_of(peer)}", justify="right", no_wrap=True)
+    for found in result.cells:
+        columns = [str(found.cell)]
+        for name in names:
+            measured = found.measurements.get(name)
+            time_us = None if measured is None else 1e3 * measured.gpu_ms
+            columns += [_number(time_us, ".1f"), _number(found.speed(name), ".2f")]
+        table.add_row(*columns, *(_number(found.ratio(peer, mine), ".2f") for mine, peer in ratios))
+    return table
+
+
 def _summary_table(result: BenchResult) -> Table:
     table = Table(title="All cells", caption=_caption(result))
     table.add_column("", no_wrap=True)
     ours = result.ours()
     headings = [f"mean of\n{_family_in(mine)} ÷" if len(ours) > 1 else "mean of\nours ÷" for mine in ours]
-    for heading in ("cells", *headings, "best\nTFLOP/s", "worst\nerror", "host\nµs"):
+    unit = result.cells[0].cell.unit
+    for heading in ("cells", *headings, f"best\n{unit}", "worst\nerror", "host\nµs"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in result.implementations():
         found = [cell for cell in result.cells if name in cell.measurements]
@@ -317,7 +394,7 @@ def _summary_table(result: BenchResult) -> Table:
             label_of(name),
             str(len(found)),
             *("" if is_ours(name) else _number(mean_ratio(found, name, mine), ".3f") for mine in ours),
-            f"{max(cell.cell.tflops(cell.measurements[name].gpu_ms) for cell in found):.0f}",
+            format(max(cell.speed(name) or 0.0 for cell in found), ".2f" if result.operation == DECODE else ".0f"),
             f"{max(m.relative_error for m in measurements):.1e}",
             f"{statistics.median(m.host_us for m in measurements):.0f}",
             style=_style_of(name),
@@ -344,8 +421,7 @@ def _kinds_table(name: str, summaries: list[KindSummary]) -> Table:
 def _worst_cells(worst: Worst | None) -> tuple[str, str]:
     if worst is None:
         return "–", ""
-    cell = worst.cell
-    return f"{worst.ratio:.2f}", f"{cell.d_head} {cell.mask} {length_text(cell.length)}"
+    return f"{worst.ratio:.2f}", str(worst.cell)
 
 
 def _family_in(name: str) -> str:

@@ -19,15 +19,13 @@ from flashwright.cli.attention_options import (
     sample_of,
 )
 from flashwright.cli.output import D_HEAD, JsonOption, print_json, table_console
+from flashwright.kernels.ladder import RungProblem
 from flashwright.problem.dtypes import DType
 from flashwright.problem.flops import FORWARD
 from flashwright.workbench.bench.figures import plot_files, save_figure
 from flashwright.workbench.bench.result_files import check_destination
 from flashwright.workbench.bench.results import label_of, short_label_of
 from flashwright.workbench.ladder import (
-    SIMULATED_HEADS,
-    SIMULATED_ROWS,
-    TIMED_SHAPE,
     Ladder,
     climb,
     climbable_families,
@@ -143,7 +141,7 @@ def _static_columns(ladder: Ladder) -> list[str]:
 
 
 def _timed_columns(ladder: Ladder) -> list[str]:
-    return ["ms", "TFLOP/s", *(f"% of\n{short_label_of(peer)}" for peer in ladder.peers), "× rung\nbefore"]
+    return ["ms", ladder.unit, *(f"% of\n{short_label_of(peer)}" for peer in ladder.peers), "× rung\nbefore"]
 
 
 def _static_facts(ladder: Ladder) -> list[list[str]]:
@@ -169,7 +167,7 @@ def _timed_facts(ladder: Ladder) -> list[list[str]]:
     return [
         [
             f"{timed.time_ms:.3f}",
-            f"{timed.tflops:.0f}",
+            ladder.speed(timed),
             *(f"{100 * timed.ratios[peer]:.1f}" for peer in ladder.peers),
             "" if gain is None else f"{gain:.2f}",
         ]
@@ -180,14 +178,21 @@ def _timed_facts(ladder: Ladder) -> list[list[str]]:
 def _ladder_caption(ladder: Ladder, *, simulated: bool, timed: bool) -> str:
     texts = []
     if simulated:
-        heads, _ = ladder.sample.head_counts(SIMULATED_HEADS)
-        texts.append(f"Simulated: {heads} heads, {SIMULATED_ROWS} rows, checked against float64.")
+        texts.append(f"Simulated: {_sizes(ladder.simulated_problem)}, checked against float64.")
         if any(compiled.spill_bytes for result in ladder.rungs for compiled in result.compiled.values()):
             texts.append(f"{SPILLS}: the kernel spills registers to memory.")
     if timed:
-        shape, gpu = TIMED_SHAPE, ladder.environment.get("gpu") or "a GPU"
+        gpu = ladder.environment.get("gpu") or "a GPU"
         texts.append(
-            f"Timed on {gpu}: batch {shape['batch']}, {shape['heads']} heads, {shape['rows']} rows, "
+            f"Timed on {gpu}: batch {ladder.timed_problem.batch}, {_sizes(ladder.timed_problem)}, "
             f"beside {' and '.join(label_of(peer) for peer in ladder.peers)}."
         )
     return " ".join(texts)
+
+
+def _sizes(problem: RungProblem) -> str:
+    heads = f"{problem.heads} heads" + (
+        "" if problem.kv_heads == problem.heads else f" on {problem.kv_heads} of K and V"
+    )
+    rows = f"{problem.rows} rows" if problem.rows > 1 else "1 row"
+    return f"{heads}, {rows}" + ("" if problem.keys == problem.rows else f", {problem.keys} keys")

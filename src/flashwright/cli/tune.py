@@ -25,7 +25,7 @@ from flashwright.interruption import INTERRUPTED
 from flashwright.kernels.family import DEFAULT_SPACE, Occasion
 from flashwright.kernels.registry import families, family_named, family_names
 from flashwright.problem.dtypes import DType
-from flashwright.problem.flops import BACKWARD, FORWARD
+from flashwright.problem.flops import BACKWARD, DECODE, FORWARD
 from flashwright.problem.lengths import length_bucket
 from flashwright.runtime.devices import GPUError
 from flashwright.workbench.bench.result_files import check_destination, write_document
@@ -45,17 +45,23 @@ app = typer.Typer(add_completion=False, invoke_without_command=True, pretty_exce
 def tune_command(
     context: typer.Context,
     operation: Annotated[
-        str, typer.Option(help="What the kernels compute: forward, or backward, for gradients.")
+        str,
+        typer.Option(help="What the kernels compute: forward; backward, for gradients; decode, of rows on a cache."),
     ] = FORWARD,
     d_head: Annotated[
         int | None, typer.Option(*D_HEAD, help="Head dimension with a kernel of its own.", show_default="128")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="FP16 or BF16.", show_default="BF16")] = None,
     causal: Annotated[bool | None, typer.Option(*CAUSAL, help="Mask.", show_default="no-causal")] = None,
-    seqlen: Annotated[int | None, typer.Option(*ROWS, help="Rows of queries.", show_default="4096")] = None,
-    kv_seqlen: Annotated[int | None, typer.Option(*KEYS, help="Rows of keys.", show_default="as many")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences.", show_default="16,384 rows in all")] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads.", show_default="2,048 columns in all")] = None,
+    seqlen: Annotated[int | None, typer.Option(*ROWS, help="Rows of queries.", show_default="4096; decode: 1")] = None,
+    kv_seqlen: Annotated[
+        int | None, typer.Option(*KEYS, help="Rows of keys.", show_default="as many; decode: 8192")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences.", show_default="16,384 rows in all; decode: 16")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads.", show_default="2,048 columns in all; decode: 32")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, help="Decode: heads of keys.", show_default="a quarter of the heads")
+    ] = None,
     family: Annotated[
         str | None,
         typer.Option(help=f"Kernel family: {' or '.join(family_names())}.", show_default="what attention() uses here"),
@@ -70,7 +76,10 @@ def tune_command(
     ] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Every head dimension, dtype, mask and length (512, 2048, 8192), or those given."),
+        typer.Option(
+            "--all",
+            help="Every head dimension, dtype, mask and length (512, 2048, 8192; decode: 1, 8, 16), or those given.",
+        ),
     ] = False,
     space: Annotated[
         str,
@@ -94,12 +103,14 @@ def tune_command(
     Every config that the rules keep is compiled; what spills is dropped, the rest checked against float64 and timed by
     successive halving on several kinds of scores: a config's time is the geometric mean over them. Results are kept
     per GPU model, head dimension, dtype, mask, and rows of queries and of keys: up to 64, up to 1024, up to 4096, or
-    more.
+    more; of a decode, per rows of all heads that share one of keys: up to 16, 32, 64, 128, or more.
     """
     if context.invoked_subcommand is not None:
         return
     if not families(operation):
-        raise ValueError(f"operation: {operation!r} has no kernels of its own; allowed: {FORWARD}, {BACKWARD}")
+        raise ValueError(
+            f"operation: {operation!r} has no kernels of its own; allowed: {FORWARD}, {BACKWARD}, {DECODE}"
+        )
     kinds = chosen_scores(scores or TUNING_SCORES)
     machine, database = None if dry_run else this_machine(), TuningDatabase()
     if family is None:
@@ -110,13 +121,13 @@ def tune_command(
         raise ValueError(f"--quick: not with --space {space}; the promising part is one of the default space")
     considered_configs(family, space)  # refuses an unknown one before anything is compiled
     if everything:
-        for name, value in {"keys": kv_seqlen, "batch": batch, "heads": heads}.items():
+        for name, value in {"keys": kv_seqlen, "batch": batch, "heads": heads, "kv-heads": kv_heads}.items():
             if value is not None:
                 raise ValueError(f"--{name}: not with --all, which has sizes of its own")
         problems = list(standard_problems(dtype=dtype, d_head=d_head, causal=causal, length=seqlen, family=family))
     else:
         given = {"dtype": dtype, "d_head": d_head, "causal": causal, "q_length": seqlen, "kv_length": kv_seqlen}
-        given |= {"batch": batch, "heads": heads}
+        given |= {"batch": batch, "heads": heads, "kv_heads": kv_heads}
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         problems = [problem_of(family=family, **chosen)]
 
@@ -209,14 +220,14 @@ def _timings_table(report: TuningReport) -> Table:
     steps = " → ".join(str(len(stage.timings)) for stage in report.stages)
     table = Table(title="The last, measured in turns", caption=f"candidates: {steps}" if steps else None)
     table.add_column("config", overflow="fold")
-    for name in ("ms", "TFLOP/s", "× best"):
+    for name in ("ms", report.problem.unit, "× best"):
         table.add_column(name, justify="right", no_wrap=True)
     timings = report.final_timings
     for timing in timings:
         mark = " (in use so far)" if report.incumbents[:1] == (timing.config,) else ""
         relative = timings[0].time_ms / timing.time_ms
-        tflops = report.problem.tflops(timing.time_ms)
-        table.add_row(f"{timing.config}{mark}", f"{timing.time_ms:.4f}", f"{tflops:.0f}", f"{relative:.3f}")
+        speed = report.problem.speed(timing.time_ms)
+        table.add_row(f"{timing.config}{mark}", f"{timing.time_ms:.4f}", speed, f"{relative:.3f}")
     return table
 
 
@@ -227,7 +238,7 @@ def _print_winner(console: Console, report: TuningReport) -> None:
     when = "finished before; " if report.candidates is None else f"{report.seconds:.0f} s; "
     console.print(
         f"[bold green]fastest[/] on {escape(str(report.gpu))}: {best.config}\n"
-        f"{when}{best.time_ms:.4f} ms, {report.result.tflops:.0f} TFLOP/s{gain}",
+        f"{when}{best.time_ms:.4f} ms, {report.problem.speed(best.time_ms)} {report.problem.unit}{gain}",
         highlight=False,
     )
     if report.stored is not None and report.stored.config != best.config:

@@ -94,6 +94,8 @@ class SharedRegion:
     offset: int
     bytes: int
     note: str = ""
+    is_block: bool = True
+    """Rows of a tensor, as against what is known of them."""
 
     @property
     def end(self) -> int:
@@ -134,6 +136,8 @@ class TracedWarp:
     """Names of `Kind`."""
     steps_before_loop: int = 0
     """KV steps outside of the loop, in front of it."""
+    steps_ahead: int = 1
+    """From the step in which a block's copy starts to the one that computes with it: the last steps start none."""
     last_key_first: bool = False
     """Whether the first KV step visits the last keys."""
     has_masked_steps: bool = True
@@ -197,6 +201,24 @@ class TimelineTexts:
 
 
 FORWARD_PRODUCTS = {"S": "S = QKᵀ", "O": "O += PV"}
+
+
+# --- Changes of knobs -------------------------------------------------------------------------------------------
+
+
+def doubled_and_halved(config: Any, names: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes of sizes, in words and as fields. Values that no config may have are found when one is made."""
+    for name in names:
+        value = getattr(config, name)
+        for other in (value // 2, value * 2):
+            if other:
+                yield f"{name}: {value} → {other}", {name: other}
+
+
+def turned(config: Any, switches: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name in switches:
+        value = getattr(config, name)
+        yield f"{name}: {'on → off' if value else 'off → on'}", {name: not value}
 
 
 # --- The whole -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from flashwright.hardware.architectures import GPUModel, parse_arch
 from flashwright.kernels.explanation import Explanation
-from flashwright.kernels.ladder import LadderRung
+from flashwright.kernels.ladder import SMALL_SELF_ATTENTION, USUAL_SELF_ATTENTION, LadderRung, RungProblem
 from flashwright.kernels.launch import Blocking, LaunchRules
 from flashwright.kernels.operation import Operation
 from flashwright.kernels.source import KernelSource
@@ -105,6 +105,8 @@ class FamilyLadder:
     """What is compiled for."""
     peers: tuple[str, ...]
     """What is timed beside it, by the names of the bench's peers; the first is what it has to reach."""
+    simulated: RungProblem = SMALL_SELF_ATTENTION
+    timed: RungProblem = USUAL_SELF_ATTENTION
 
 
 @dataclass(frozen=True)

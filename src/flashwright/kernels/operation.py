@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -36,3 +36,8 @@ class Operation:
     launch: Callable[..., Any]
     """How to compute with a config: of a family's launch rules, a config, tensors and options."""
     steps: Steps = OVER_KEYS
+    reads_cache: bool = False
+    """Few rows of queries attend to a cache of keys and values: what is read takes the time, not what is multiplied.
+    Heads of queries that share a head of keys are rows of one tile."""
+    one_tile: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a simulated launch by which one thread block computes a tile with all of its steps."""

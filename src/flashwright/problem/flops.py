@@ -8,9 +8,9 @@ def forward_flops(batch: int, heads: int, q_length: int, kv_length: int, d_head:
     return 4 * batch * heads * q_length * kv_length * d_head
 
 
-OPERATIONS = FORWARD, BACKWARD, TRAIN = ("forward", "backward", "train")
-"""What may be counted and timed; a training step is a forward and a backward."""
-MATRIX_PRODUCTS = {FORWARD: 2, BACKWARD: 5, TRAIN: 7}
+OPERATIONS = FORWARD, BACKWARD, TRAIN, DECODE = ("forward", "backward", "train", "decode")
+"""What may be counted and timed; a training step is a forward and a backward, a decode a forward of few rows."""
+MATRIX_PRODUCTS = {FORWARD: 2, BACKWARD: 5, TRAIN: 7, DECODE: 2}
 """S and O; S, dP, dV, dK and dQ; all of them."""
 
 
@@ -24,3 +24,8 @@ def checked_operation(name: str) -> str:
     if name not in OPERATIONS:
         raise ValueError(f"operation: {name!r} is not known; allowed: {', '.join(OPERATIONS)}")
     return name
+
+
+def cache_bytes(keys: int, kv_heads: int, d_head: int) -> int:
+    """Bytes of so many keys and values of 16 bits, of all heads: what a decode reads at least."""
+    return 2 * 2 * keys * kv_heads * d_head

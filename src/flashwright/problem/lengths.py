@@ -15,3 +15,17 @@ def length_bucket(length: int) -> str:
     if length <= 1024:
         return MEDIUM
     return LONG if length <= 4096 else LONGEST
+
+
+PACKED_ROWS = (16, 32, 64, 128)
+"""What tiles of packed rows hold: one config serves those that fill the same tile."""
+
+
+def packed_rows_bucket(rows: int) -> str:
+    """Of rows of all heads that share a head of keys, in the place of a bucket of query rows: `p1-16`."""
+    first = 1
+    for most in PACKED_ROWS:
+        if rows <= most:
+            return f"p{first}-{most}"
+        first = most + 1
+    return f"p{first}-"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flashwright.kernels.cache_use import CacheUse, each_head_by_itself, in_pages
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_of
 from flashwright.problem.options import AttentionOptions
@@ -72,13 +73,29 @@ def _forward(config: KernelConfig, inputs: Inputs, options: AttentionOptions, re
     return _of_output(config, inputs, options, simulate_forward(config, *inputs, options=options, **rest))
 
 
-def _decode(config: KernelConfig, inputs: Inputs, options: AttentionOptions, rest: dict[str, Any]) -> SimulatedConfig:
-    return _of_output(config, inputs, options, simulate_decode(config, *inputs, options=options, **rest))
+def _decode(
+    config: KernelConfig,
+    inputs: Inputs,
+    options: AttentionOptions,
+    rest: dict[str, Any],
+) -> SimulatedConfig:
+    """With `use` among the rest, as that meets a cache."""
+    use: CacheUse = rest.pop("use", None) or CacheUse()
+    (q, k, v), table = inputs, None
+    if not use.packs_heads:
+        q, k, v = each_head_by_itself(q, k, v)
+    elif use.page_rows:
+        order = np.random.default_rng(2).permutation(k.shape[0] * k.shape[2] // use.page_rows)
+        k, v = (in_pages(x, use.page_rows, order) for x in (k, v))
+        table = order.reshape(q.shape[0], -1)
+    done = simulate_decode(config, q, k, v, options=options, page_table=table, split_units=use.split_units, **rest)
+    return _of_output(config, inputs, options, done)
 
 
 def _of_output(config: KernelConfig, inputs: Inputs, options: AttentionOptions, done: Any) -> SimulatedConfig:
     expected, _ = reference_forward(*inputs, window=options.window, softcap=options.softcap)
-    return SimulatedConfig(config.short_form(), relative_error(done.output, expected), done.run)
+    error = relative_error(done.output.reshape(expected.shape), expected)
+    return SimulatedConfig(config.short_form(), error, done.run)
 
 
 def _backward(config: KernelConfig, inputs: Inputs, options: AttentionOptions, rest: dict[str, Any]) -> SimulatedConfig:

@@ -56,6 +56,8 @@ class Run:
         self.grid = grid
         self.block = block
         self.shared_bytes = shared_bytes
+        self.dynamic_shared_offset = program.dynamic_shared_offset
+        """Where dynamic shared memory begins: behind the kernel's own variables."""
         self._code: list[BoundInstruction] = program.code[:-1]  # without the exit appended to every program
         self._counters = counters
         self._trace = trace

@@ -28,7 +28,7 @@ def _timed_figure(ladder: Ladder) -> Any:
     axis.set_xlim(0, 1.03 * max(100, *percents))
     for points, heading, texts in (
         (26, f"% of\n{short_label_of(peer)}", [f"{percent:.0f}" for percent in percents]),
-        (72, "TFLOP/s", [f"{timed.tflops:.0f}" for timed in ladder.timings]),
+        (72, ladder.unit, [ladder.speed(timed) for timed in ladder.timings]),
         (120, "× rung\nbefore", ["" if gain is None else f"{gain:.2f}" for gain in ladder.gains]),
     ):
         _column_beside(axis, points, heading, texts)

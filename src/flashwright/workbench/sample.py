@@ -40,13 +40,13 @@ class Sample:
         heads, kv_heads = self.head_counts(1)
         return heads != kv_heads
 
-    def variant(self, config: KernelConfig) -> AttentionVariant:
-        """What is compiled for it."""
+    def variant(self, config: KernelConfig, *, grouped_heads: bool | None = None) -> AttentionVariant:
+        """What is compiled for it; of heads that are grouped as the sample's are, unless given."""
         return forward_variant(
             config,
             self.options,
             head_dim=config.d_head,
-            grouped_heads=self.is_grouped,
+            grouped_heads=self.is_grouped if grouped_heads is None else grouped_heads,
             packed=False,
             returns_lse=False,
         )

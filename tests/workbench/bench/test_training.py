@@ -41,8 +41,8 @@ def test_a_grid_is_of_one_operation_and_of_the_forward_unless_told():
 def test_an_unknown_operation_is_refused_with_those_allowed():
     with pytest.raises(ValueError, match=r"operation: 'backwards' is not known; allowed: forward, backward, train"):
         grid(operation="backwards")
-    with pytest.raises(ValueError, match="operation: 'decode' is not known"):
-        Cell.from_dict(a_cell().to_dict() | {"operation": "decode"})
+    with pytest.raises(ValueError, match="operation: 'decoding' is not known"):
+        Cell.from_dict(a_cell().to_dict() | {"operation": "decoding"})
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

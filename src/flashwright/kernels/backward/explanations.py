@@ -28,21 +28,6 @@ def common_meanings(config: Any) -> dict[str, str]:
     }
 
 
-def doubled_and_halved(config: Any, names: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Changes of sizes, in words and as fields. Values that no config may have are found when one is made."""
-    for name in names:
-        value = getattr(config, name)
-        for other in (value // 2, value * 2):
-            if other:
-                yield f"{name}: {value} → {other}", {name: other}
-
-
-def turned(config: Any, switches: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name in switches:
-        value = getattr(config, name)
-        yield f"{name}: {'on → off' if value else 'off → on'}", {name: not value}
-
-
 def stage_changes(config: Any, most: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in ("Q_stages", "dO_stages"):
         value = getattr(config, name)

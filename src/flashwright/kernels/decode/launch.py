@@ -173,7 +173,7 @@ def decode_launch(
     )
 
 
-DECODE = Operation("decode", decode_launch)
+DECODE = Operation("decode", decode_launch, reads_cache=True, one_tile={"multiprocessors": 1})
 
 
 def _capacity(k: DeviceTensor, cache: CacheView) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashwright.problem.flops import BACKWARD, FORWARD, TRAIN
+from flashwright.problem.flops import BACKWARD, DECODE, FORWARD, TRAIN
 from flashwright.workbench.bench.figures import OURS_COLOUR, PEER_COLOURS, new_figure, style
+from flashwright.workbench.bench.grid import length_text
 from flashwright.workbench.bench.peers import PEERS
 from flashwright.workbench.bench.results import BenchResult, CellResult, is_ours, label_of
 from flashwright.workbench.bench.scores import NORMAL
@@ -13,7 +14,7 @@ from flashwright.workbench.bench.scores import NORMAL
 MARKERS = "osD^vP*X"
 OURS_LINES = ("-", "--", ":")
 """One of ours each."""
-OPERATION_TITLES = {FORWARD: "forward", BACKWARD: "backward", TRAIN: "forward and backward"}
+OPERATION_TITLES = {FORWARD: "forward", BACKWARD: "backward", TRAIN: "forward and backward", DECODE: "decode"}
 
 
 def grid_figure(result: BenchResult) -> Any:
@@ -21,6 +22,8 @@ def grid_figure(result: BenchResult) -> Any:
     panels = result.panels()
     if not panels:
         raise ValueError("there is no measured cell to plot")
+    if result.operation == DECODE:
+        return _cache_figure(result)
     d_heads = sorted({d_head for d_head, _ in panels})
     masks = sorted({causal for _, causal in panels})
     with style():
@@ -42,6 +45,34 @@ def grid_figure(result: BenchResult) -> Any:
             label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _cache_figure(result: BenchResult) -> Any:
+    """Bars of TB/s, a group for each cell."""
+    names = result.implementations()
+    with style():
+        figure = new_figure(9, 1.6 + 0.16 * len(result.cells) * (len(names) + 1))
+        axis = figure.subplots()
+        height = 0.8 / len(names)
+        for place, name in enumerate(names):
+            speeds = [found.speed(name) or 0.0 for found in result.cells]
+            ours = is_ours(name)
+            position = result.ours().index(name) if ours else _peer_position(name, result)
+            axis.barh(
+                [row + (place - (len(names) - 1) / 2) * height for row in range(len(speeds))],
+                speeds,
+                height=0.92 * height,
+                color=OURS_COLOUR if ours else PEER_COLOURS[position % len(PEER_COLOURS)],
+                alpha=1 - 0.3 * position if ours else 1,
+                label=label_of(name),
+            )
+        axis.set_yticks(range(len(result.cells)), [str(found.cell) for found in result.cells])
+        axis.invert_yaxis()
+        axis.grid(False, axis="y")
+        axis.set_xlabel("TB/s of keys and values read once")
+        figure.suptitle(_title(result))
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
@@ -91,8 +122,3 @@ def _title(result: BenchResult) -> str:
     if not result.complete:
         parts.append("incomplete")
     return ", ".join(parts)
-
-
-def length_text(length: int) -> str:
-    """512, 1k, 2k, 16k."""
-    return f"{length // 1024}k" if length % 1024 == 0 else str(length)

@@ -14,14 +14,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flashwright.problem.flops import FORWARD
+from flashwright.problem.flops import DECODE, FORWARD
 
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
+class PagedCache:
+    """Keys and values as (pages, heads, rows of a page, head_dim), and which pages each sequence has."""
+
+    k: Any
+    v: Any
+    table: Any
+    lengths: Any
+    """Keys of each sequence."""
+
+
+@dataclass(frozen=True)
 class Inputs:
-    """q, k and v as (batch, heads, rows, head_dim) views of tensors stored (batch, rows, heads, head_dim)."""
+    """q, k and v as (batch, heads, rows, head_dim) views of tensors stored (batch, rows, heads, head_dim); of a paged
+    cache, k and v are those of the last sequence."""
 
     q: Any
     k: Any
@@ -31,6 +43,8 @@ class Inputs:
     """What is timed. Unless it is the forward alone, q, k and v require gradients."""
     do: Any = None
     """The gradient of the output, where there is one."""
+    cache: PagedCache | None = None
+    """Where keys and values lie in pages."""
 
     @property
     def grouped(self) -> bool:
@@ -99,8 +113,15 @@ def _only_sdpa_backend(backend: str) -> AbstractContextManager[Any]:
 def _sdpa(inputs: Inputs) -> Call:
     from torch.nn.functional import scaled_dot_product_attention
 
-    grouping = {"enable_gqa": True} if inputs.grouped else {}
-    return partial(scaled_dot_product_attention, inputs.q, inputs.k, inputs.v, is_causal=inputs.causal, **grouping)
+    options: dict[str, Any] = {"enable_gqa": True} if inputs.grouped else {}
+    rows, keys = inputs.q.shape[2], inputs.k.shape[2]
+    if inputs.causal and rows not in (1, keys):  # `is_causal` aligns the first row with the first key
+        from torch.nn.attention.bias import causal_lower_right
+
+        options["attn_mask"] = causal_lower_right(rows, keys)
+    else:
+        options["is_causal"] = inputs.causal and rows == keys
+    return partial(scaled_dot_product_attention, inputs.q, inputs.k, inputs.v, **options)
 
 
 def _prepare_sdpa(backend: str, inputs: Inputs) -> Prepared:
@@ -123,18 +144,19 @@ def _prepare_flex(inputs: Inputs) -> Prepared:
     q, k, v = inputs.q, inputs.k, inputs.v
     mask = None
     if inputs.causal:
-        mask = create_block_mask(_not_later, None, None, q.shape[2], k.shape[2], device=q.device)
+        ahead = k.shape[2] - q.shape[2]  # the last row sees the last key
+        mask = create_block_mask(partial(_not_later, ahead), None, None, q.shape[2], k.shape[2], device=q.device)
     torch._dynamo.reset()  # a grid has more shapes than the compiler allows of one function
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     call = partial(compiled, q, k, v, block_mask=mask, enable_gqa=inputs.grouped)
-    context = torch.no_grad if inputs.operation == FORWARD else nullcontext
+    context = torch.no_grad if inputs.operation in (FORWARD, DECODE) else nullcontext
     with context():
         call()
     return Prepared(call, context=context)
 
 
-def _not_later(batch: Any, head: Any, row: Any, key: Any) -> Any:
-    return row >= key
+def _not_later(ahead: int, batch: Any, head: Any, row: Any, key: Any) -> Any:
+    return row + ahead >= key
 
 
 # --- Tri Dao's packages --------------------------------------------------------------------------------------------

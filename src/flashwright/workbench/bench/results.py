@@ -62,6 +62,11 @@ class CellResult:
         found = self.measurements.get(name)
         return None if found is None else self.cell.tflops(found.gpu_ms)
 
+    def speed(self, name: str) -> float | None:
+        """In the cell's unit."""
+        found = self.measurements.get(name)
+        return None if found is None else self.cell.speed(found.gpu_ms)
+
     def ratio(self, peer: str, ours: str = OURS) -> float | None:
         """How many times as fast as a peer one of ours is; None unless both were measured."""
         mine, theirs = self.measurements.get(ours), self.measurements.get(peer)
@@ -77,6 +82,9 @@ class CellResult:
             name: asdict(measurement) | {"tflops": self.cell.tflops(measurement.gpu_ms)}
             for name, measurement in self.measurements.items()
         }
+        if self.cell.rows:
+            for name, measurement in self.measurements.items():
+                measured[name]["tbps"] = self.cell.speed(measurement.gpu_ms)
         peers = [name for name in measured if not is_ours(name)]
         return self.cell.to_dict() | {
             "implementations": measured,
@@ -230,7 +238,8 @@ def combined(parts: Sequence[BenchResult]) -> BenchResult:
     cells = [result for part in parts for result in part.cells]
     for cell, count in Counter(result.cell for result in cells).items():
         if count > 1:
-            where = f"{cell.dtype.name}, d_head {cell.d_head}, {cell.mask}, {cell.length} rows, {cell.scores}"
+            rows = str(cell) if cell.rows else f"d_head {cell.d_head}, {cell.mask}, {cell.length} rows"
+            where = f"{cell.dtype.name}, {rows}, {cell.scores}"
             raise ValueError(f"{where} is in {count} results, which therefore do not make one")
     operations = list(dict.fromkeys(result.cell.operation for result in cells))
     if len(operations) > 1:

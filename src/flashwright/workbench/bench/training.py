@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashwright.problem.flops import BACKWARD, FORWARD, TRAIN
+from flashwright.problem.flops import BACKWARD, DECODE, FORWARD, TRAIN
 from flashwright.workbench.bench.peers import Inputs, Prepared
 
 
 def prepare_operation(prepare: Callable[[Inputs], Prepared], inputs: Inputs) -> Prepared:
-    """An implementation of the forward, made ready for the operation that is timed."""
+    """An implementation of the forward, made ready for the operation that is timed. It takes keys that lie one after
+    the other."""
+    if inputs.cache is not None:
+        raise ValueError("it takes no paged cache")
     prepared = prepare(inputs)
-    return {FORWARD: lambda: prepared, BACKWARD: lambda: differentiated(prepared, inputs),
+    return {FORWARD: lambda: prepared, DECODE: lambda: prepared, BACKWARD: lambda: differentiated(prepared, inputs),
             TRAIN: lambda: trained(prepared, inputs)}[inputs.operation]()  # fmt: skip
 
 

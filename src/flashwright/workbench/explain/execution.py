@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,8 @@ def execute(
         kv_rows = sample.keys or _enough_keys(config, sample.options, iterations + warp.steps_before_loop)
         cut_first = _steps_cut_first(config, sample, kv_rows, iterations, warp)
     elif sample == PLAIN_SAMPLE:
-        blocks = {operation.steps.tile: 1, operation.steps.step: iterations + warp.steps_before_loop}
+        steps = iterations + warp.steps_before_loop + warp.steps_ahead - 1
+        blocks = {operation.steps.tile: 1, operation.steps.step: steps}
         q_rows, kv_rows, cut_first = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c, 0
     else:
         raise TooFewSteps(f"of {operation.name} kernels, steps are counted under a full mask alone")
@@ -74,10 +75,12 @@ def execute(
         steady = max(steady, cut_first - warp.steps_before_loop)
     q, k, v = _inputs(config, q_rows, kv_rows, sample)
     simulation = simulate_config_on(
-        config, (q, k, v), options=sample.options, arch=kernel.arch, check_hazards=False, trace_warp=(0, warp.number)
-    )
+        config, (q, k, v), options=sample.options, arch=kernel.arch, check_hazards=False,
+        trace_warp=(0, warp.number), **operation.one_tile,
+    )  # fmt: skip
     trace = simulation.run.trace
     assert trace is not None
+    trace = _in_dynamic_memory(trace, simulation.run.dynamic_shared_offset)
     return Execution(
         warp=warp,
         run=simulation.run,
@@ -90,6 +93,19 @@ def execute(
         steady=steady,
         steps_before_loop=warp.steps_before_loop if warp.has_masked_steps else max(warp.steps_before_loop, cut_first),
     )
+
+
+def _in_dynamic_memory(trace: list[TraceEntry], offset: int) -> list[TraceEntry]:
+    """The same with addresses of shared memory that count from the beginning of its dynamic part, as families do."""
+
+    def moved(access: MemoryAccess) -> MemoryAccess:
+        if access.space != "shared":
+            return access
+        return replace(access, address_of_lane={lane: at - offset for lane, at in access.address_of_lane.items()})
+
+    if not offset:
+        return trace
+    return [replace(entry, accesses=tuple(map(moved, entry.accesses))) for entry in trace]
 
 
 def _enough_keys(config: KernelConfig, options: AttentionOptions, steps: int) -> int:

@@ -66,28 +66,26 @@ class BlockCopy:
 
 
 def copies_by_groups(trace: list[TraceEntry], shared: SharedMap) -> list[BlockCopy]:
-    """One per group of `cp.async`: from its first instruction to the wait that leaves it not pending."""
+    """One per block in a group of `cp.async`: from its first instruction to the wait that leaves the group not
+    pending."""
     copies: list[BlockCopy] = []
-    pending: list[BlockCopy] = []  # committed and not waited for, in order
-    open_group: BlockCopy | None = None
+    pending: list[list[BlockCopy]] = []  # groups that are committed and not waited for, in order
+    open_group: dict[str, BlockCopy] = {}
     for index, entry in enumerate(trace):
         if kind_of_ptx(entry.opcode) is Kind.COPY:
             region, source = places(entry, shared)
-            if region is None or source is None:
+            if region is None or source is None or not region.is_block:
                 continue
-            if open_group is None:
-                open_group = BlockCopy(region, index, index, asynchronous=True)
-            if open_group.region != region:  # what is known of a block's rows comes with the block, before it
-                open_group.region, open_group.global_addresses = region, []
-            open_group.issued = index
-            open_group.global_addresses.append(source)
-        elif "cp.async.commit_group" in entry.opcode and open_group is not None:
-            copies.append(open_group)
-            pending.append(open_group)
-            open_group = None
+            copy = open_group.setdefault(region.name, BlockCopy(region, index, index, asynchronous=True))
+            copy.issued = index
+            copy.global_addresses.append(source)
+        elif "cp.async.commit_group" in entry.opcode:
+            copies += open_group.values()
+            pending.append([*open_group.values()])
+            open_group = {}
         elif entry.opcode.startswith("cp.async") and (still_pending := groups_left_pending(entry)) is not None:
             arrived = max(len(pending) - still_pending, 0)
-            for copy in pending[:arrived]:
+            for copy in (each for group in pending[:arrived] for each in group):
                 copy.end = index
             pending = pending[arrived:]
     return copies

@@ -89,21 +89,24 @@ def compile_candidates(
 
 _CHECKED_LENGTH = 256
 """About how many rows a check has: several blocks of most sizes."""
+_CHECKED_CACHE = 1_531
+"""Keys of a cache: several units of any size, for several thread blocks."""
 
 
 def check_problems(problem: TuningProblem, config: KernelConfig) -> tuple[TuningProblem, ...]:
     """Small problems that show whether a config's kernel is right, by the variant that is timed: one that fits no block
     size, and one whose last blocks are as incomplete as those of the problem."""
-    small = replace(problem, batch=2, heads=2)
-    ragged = replace(small, q_length=193, kv_length=211)
-    alike = replace(
-        small,
-        q_length=_same_remainder(problem.q_length, config.B_r),
-        kv_length=_same_remainder(problem.kv_length, config.B_c),
-    )
+    kv_length = _same_remainder(problem.kv_length, config.B_c)
+    if problem.reads_cache:
+        small = replace(problem, batch=2, heads=2 * problem.heads // problem.heads_of_kv, kv_heads=2)
+        ragged, alike = replace(small, kv_length=_CHECKED_CACHE), replace(small, kv_length=kv_length)
+    else:
+        small = replace(problem, batch=2, heads=2)
+        ragged = replace(small, q_length=193, kv_length=211)
+        alike = replace(small, q_length=_same_remainder(problem.q_length, config.B_r), kv_length=kv_length)
     return tuple(dict.fromkeys((ragged, alike)))
 
 
 def _same_remainder(length: int, block: int) -> int:
     """A length of a few blocks, the last as incomplete as that of the given one."""
-    return min(length, _CHECKED_LENGTH // block * block + length % block)
+    return min(length, max(1, _CHECKED_LENGTH // block) * block + length % block)

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from flashwright.choice.problem import TuningProblem
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig
-from flashwright.problem.flops import BACKWARD, FORWARD
+from flashwright.problem.flops import BACKWARD, DECODE, FORWARD
 from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.decode_plans import CacheTensors
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model
 from flashwright.workbench.bench.accuracy import gradient_error, largest
 from flashwright.workbench.bench.gpu_machine import torch_dtype
@@ -21,7 +22,7 @@ from flashwright.workbench.bench.peers import Inputs
 from flashwright.workbench.bench.results import geometric_mean
 from flashwright.workbench.bench.scores import NORMAL, score_inputs
 from flashwright.workbench.bench.timing import CapturedCall, capture, replay_times_ms
-from flashwright.workbench.kernel_calls import ConfigCall, kernel_calls
+from flashwright.workbench.kernel_calls import ConfigCall, cached_decodes, kernel_calls
 from flashwright.workbench.tuning.candidates import check_problems
 
 TUNING_SCORES = (NORMAL, "normal-x4", "rising-slow", "falling-slow")
@@ -156,8 +157,13 @@ class Check:
         """Relative, in the Frobenius norm; infinite if an element was not written or another one was."""
         from flashwright.runtime.forward import run_forward
 
-        out = _guarded(self.problem, self.problem.q_length, self.expected.device)
-        _launch(partial(run_forward, config, *self.inputs, window=self.problem.window, out=out), config, self.problem)
+        problem = self.problem
+        out = _guarded(problem, problem.heads, problem.q_length, self.expected.device)
+        if problem.reads_cache:
+            call = cached_decodes(*self.inputs, CacheTensors(), window=problem.window, out=out)(config)
+        else:
+            call = partial(run_forward, config, *self.inputs, window=problem.window, out=out)
+        _launch(call, config, problem)
         behind = out._base[:, self.problem.q_length :]
         relative = ((out.double() - self.expected).norm() / self.expected.norm()).item()
         return relative if math.isfinite(relative) and behind.isnan().all().item() else math.inf
@@ -174,7 +180,7 @@ class BackwardCheck:
     @classmethod
     def of(cls, problem: TuningProblem, scores: str = NORMAL, *, device: str) -> BackwardCheck:
         inputs = _guarded_inputs(problem, scores, device)
-        return cls(problem, inputs, _guarded(problem, problem.q_length, device).normal_())
+        return cls(problem, inputs, _guarded(problem, problem.heads, problem.q_length, device).normal_())
 
     def error(self, config: KernelConfig) -> float:
         """The largest of any gradient in any head; infinite or NaN if one is unusable."""
@@ -190,7 +196,11 @@ class BackwardCheck:
         return gradient_error((dq, dk, dv), Inputs(q, k, v, self.problem.causal, BACKWARD, do))
 
 
-CHECKS: dict[str, Callable[..., Check | BackwardCheck]] = {FORWARD: Check.of, BACKWARD: BackwardCheck.of}
+CHECKS: dict[str, Callable[..., Check | BackwardCheck]] = {
+    FORWARD: Check.of,
+    BACKWARD: BackwardCheck.of,
+    DECODE: Check.of,
+}
 """By operation."""
 
 
@@ -206,7 +216,10 @@ def _launch(call: Callable[[], Any], config: KernelConfig, problem: TuningProble
 
 
 def _guarded_inputs(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any, Any]:
-    q, k, v = (_guarded(problem, rows, device) for rows in (problem.q_length, problem.kv_length, problem.kv_length))
+    of_kv = (problem.heads_of_kv, problem.kv_length)
+    q, k, v = (
+        _guarded(problem, heads, rows, device) for heads, rows in ((problem.heads, problem.q_length), of_kv, of_kv)
+    )
     for x, values in zip((q, k, v), _random(problem, scores, device), strict=True):
         x.copy_(values)
     return q, k, v
@@ -217,6 +230,7 @@ def _random(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any,
         scores,
         batch=problem.batch,
         heads=problem.heads,
+        kv_heads=problem.heads_of_kv,
         q_length=problem.q_length,
         kv_length=problem.kv_length,
         d_head=problem.d_head,
@@ -225,10 +239,10 @@ def _random(problem: TuningProblem, scores: str, device: str) -> tuple[Any, Any,
     )
 
 
-def _guarded(problem: TuningProblem, rows: int, device: Any) -> Any:
+def _guarded(problem: TuningProblem, heads: int, rows: int, device: Any) -> Any:
     """NaNs of a tensor's shape, in front of rows that are not part of it."""
     import torch
 
-    shape = (problem.batch, rows + GUARD_ROWS, problem.heads, problem.d_head)
+    shape = (problem.batch, rows + GUARD_ROWS, heads, problem.d_head)
     whole = torch.full(shape, math.nan, dtype=torch_dtype(problem.dtype), device=device)
     return whole[:, :rows].transpose(1, 2)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashwright.choice.choose import default_config, untuned_config
+from flashwright.choice.choose import tuned_or_default, untuned_config
 from flashwright.choice.currency import DIGEST, kernel_digest
 from flashwright.choice.database import TuningDatabase
 from flashwright.choice.lookup import shipped_results
@@ -15,7 +15,7 @@ from flashwright.choice.problem import TuningProblem
 from flashwright.choice.results import Timing, TunedResult
 from flashwright.compiler.nvrtc import compiler_build
 from flashwright.hardware.architectures import GPUModel
-from flashwright.kernels.family import DEFAULT_SPACE, KernelConfig, Occasion
+from flashwright.kernels.family import DEFAULT_SPACE, KernelConfig
 from flashwright.kernels.registry import family_with_prefix
 from flashwright.workbench.environment import driver_version, flashwright_version, nvrtc_version_text, package_version
 from flashwright.workbench.tuning.candidates import Candidates, compile_candidates
@@ -166,15 +166,10 @@ def _search(
 
 def incumbent_configs(problem: TuningProblem, gpu: GPUModel) -> tuple[KernelConfig, ...]:
     """What a search has to beat: what is used now, what would be used without the user's database, and without any."""
-    kind, family = problem.kind, family_with_prefix(problem.family)
-    now_used = default_config(
-        problem.dtype, problem.d_head, causal=problem.causal, q_length=problem.q_length,
-        kv_length=problem.kv_length, gpu=gpu, family=family.name, operation=family.operation.name,
-    )  # fmt: skip
-    shipped = [result.config for result in shipped_results() if result.key == (gpu.name, kind)]
-    occasion = Occasion(problem.dtype, problem.d_head, problem.causal, kind.q_bucket, kind.kv_bucket, gpu)
-    untuned = untuned_config(family, occasion)
-    return tuple(dict.fromkeys((now_used, *shipped, untuned)))
+    family, occasion = family_with_prefix(problem.family), problem.occasion(gpu)
+    now_used = tuned_or_default(family, occasion)
+    shipped = [result.config for result in shipped_results() if result.key == (gpu.name, problem.kind)]
+    return tuple(dict.fromkeys((now_used, *shipped, untuned_config(family, occasion))))
 
 
 def _versions(config: KernelConfig) -> dict[str, str | None]:

@@ -13,13 +13,7 @@ from typing import Any
 from flashwright.hardware.units import MMA_K, MMA_ROWS, WARP_THREADS
 from flashwright.kernels.backward.ampere.config import AmpereBackwardKernelConfig
 from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
-from flashwright.kernels.backward.explanations import (
-    ORDERED,
-    common_meanings,
-    doubled_and_halved,
-    stage_changes,
-    turned,
-)
+from flashwright.kernels.backward.explanations import ORDERED, common_meanings, stage_changes
 from flashwright.kernels.explanation import (
     ExecutedLoads,
     Explanation,
@@ -30,6 +24,8 @@ from flashwright.kernels.explanation import (
     SharedMap,
     SharedRegion,
     TimelineTexts,
+    doubled_and_halved,
+    turned,
 )
 
 _SWITCHES: dict[str, tuple[str, str]] = {
@@ -150,7 +146,7 @@ def shared_map(config: AmpereBackwardKernelConfig) -> SharedMap:
     if not derived.weights_in_registers:
         regions.append(SharedRegion("P", "P", derived.P_offset, derived.weight_bytes))
     terms = config.Q_stages * derived.terms_bytes
-    regions.append(SharedRegion("terms", "terms", derived.terms_offset, terms, "lse, O·dO"))
+    regions.append(SharedRegion("terms", "terms", derived.terms_offset, terms, "lse, O·dO", is_block=False))
     return SharedMap(tuple(regions), derived.shared_bytes)
 
 

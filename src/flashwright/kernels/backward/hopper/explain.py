@@ -10,13 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from flashwright.hardware.tensor_map import Swizzle
-from flashwright.kernels.backward.explanations import (
-    ORDERED,
-    common_meanings,
-    doubled_and_halved,
-    stage_changes,
-    turned,
-)
+from flashwright.kernels.backward.explanations import ORDERED, common_meanings, stage_changes
 from flashwright.kernels.backward.hopper.config import MAX_STAGES, WARPGROUP_ROWS, HopperBackwardKernelConfig
 from flashwright.kernels.backward.hopper.shapes import (
     NOTE_BYTES,
@@ -39,6 +33,8 @@ from flashwright.kernels.explanation import (
     SharedRegion,
     TimelineTexts,
     TracedWarp,
+    doubled_and_halved,
+    turned,
 )
 
 _SWITCHES: dict[str, tuple[str, str]] = {

@@ -2,8 +2,11 @@
 
 from flashwright.kernels.decode.ampere.config import OPTIONS, AmpereDecodeKernelConfig
 from flashwright.kernels.decode.ampere.defaults import ampere_decode_default, ampere_decode_rejection_reason
+from flashwright.kernels.decode.ampere.explain import EXPLANATION
+from flashwright.kernels.decode.ampere.ladder import LADDER
 from flashwright.kernels.decode.ampere.shapes import AmpereDecodeShapes
 from flashwright.kernels.decode.ampere.source import ampere_append_source, ampere_decode_source
+from flashwright.kernels.decode.ampere.space import SPACE
 from flashwright.kernels.decode.append import APPEND, APPEND_THREADS
 from flashwright.kernels.decode.launch import DECODE
 from flashwright.kernels.family import Companion, KernelFamily
@@ -26,5 +29,8 @@ AMPERE_DECODE = KernelFamily(
     source=ampere_decode_source,
     rejection_reason=ampere_decode_rejection_reason,
     default_config=ampere_decode_default,
+    space=SPACE,
+    ladder=LADDER,
+    explanation=EXPLANATION,
     companions={APPEND: Companion(ampere_append_source, APPEND_THREADS)},
 )

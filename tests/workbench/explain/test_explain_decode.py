@@ -1,0 +1,69 @@
+"""Explaining configs of the decode: registers, shared memory, products, copies that run ahead."""
+
+from __future__ import annotations
+
+import pytest
+from explain_cases import explained
+
+from flashwright.kernels.registry import families, parse_config, tile_shapes
+from flashwright.problem.dtypes import DType
+from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
+from flashwright.workbench.explain.facts import ConfigFacts
+from flashwright.workbench.explain.page import config_page
+
+CONFIG = "ampere decode (BF16, 64, 16, 16, 2): rows_1+stages_3+swizzled"
+
+
+@pytest.fixture(scope="module")
+def facts() -> ConfigFacts:
+    return explained(CONFIG)
+
+
+@pytest.mark.parametrize("family", [f for f in families("decode") if f.space is not None], ids=lambda f: f.name)
+def test_every_config_has_words_for_its_knobs_and_a_map_of_its_shared_memory(family):
+    for d_head in family.d_heads:
+        configs = [config for config, reason in family.space.configs(DType.BF16, d_head) if reason is None]
+        for config in configs[::8]:
+            assert all(knob.meaning for knob in explanation_of(config).knobs(config))
+            shared = shared_map_of(config)
+            assert shared.total_bytes == tile_shapes(config).shared_bytes
+            assert [region.offset for region in shared.regions] == [0, *(r.end for r in shared.regions[:-1])]
+            assert shared.regions[-1].end == shared.total_bytes
+
+
+def test_neighbours_turn_every_knob():
+    config = parse_config(CONFIG)
+    own = explanation_of(config)
+    assert {name for _, values in own.neighbours(config) for name in values} == set(own.knobs_to_turn)
+
+
+def test_a_step_of_one_warp_is_simulated_and_right(facts):
+    assert facts.operation == "decode"
+    assert facts.simulation.q_rows == 16
+    assert facts.simulation.relative_error < 8e-3
+    operands = {operand.operand: operand.registers for operand in facts.registers.operands}
+    assert (operands["O accumulator"], operands["S accumulator"]) == (16 * 64 // 32, 16 * 16 // 32)
+    # S: 2 tiles of 8 keys, 4 of 16 columns deep; O: 8 tiles of 8 columns, 1 of 16 keys deep.
+    assert facts.loop.ptx.by_kind["matrix product (mma)"] == 2 * 4 + 8
+
+
+def test_a_warp_reads_its_own_keys_without_conflicts_and_waits_for_nobody(facts):
+    step = facts.simulation.step
+    assert (step.barriers, step.bank_conflicts) == (0, 0)
+    traffic = {(each.operation, each.operand): each for each in step.shared}
+    assert traffic.keys() == {(load, each) for load in ("cp.async", "ldmatrix") for each in "KV"} | {("ldmatrix", "Q")}
+    assert step.global_sectors == 2 * 16 * 64 * 2 // 32  # 16 keys and values
+
+
+def test_keys_and_values_are_copied_two_steps_ahead(facts):
+    flights = {flight.block for flight in facts.timeline.flights if flight.issued >= 0}
+    shown = facts.timeline.first_step
+    assert {f"K block {shown + 2}", f"V block {shown + 2}", f"K block {shown + 3}"} <= flights
+
+
+def test_the_swizzle_is_drawn_beside_its_absence(facts):
+    assert {load.swizzled: load.wavefronts for load in facts.matrix_loads} == {True: 4, False: 32}
+
+
+def test_the_page_is_about_a_decode_kernel(facts):
+    assert "Decode kernel of the" in config_page(facts)
