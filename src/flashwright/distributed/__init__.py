@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flashwright.distributed.context import context_parallel
 from flashwright.distributed.layouts import Documents, holdings
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "Documents",
     "RankFailure",
     "attention",
+    "context_parallel",
     "holdings",
     "positions",
     "shard",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from flashwright.attention import BACKENDS, Backend, Causal
 from flashwright.distributed.heads import HeadShares
@@ -21,6 +23,7 @@ from flashwright.distributed.layouts import (
 from flashwright.distributed.links import Link
 from flashwright.distributed.parts import Kernels
 from flashwright.distributed.ranks import Ranks, head_exchange, shared_by_heads
+from flashwright.distributed.recorded import DistributedAttention, RankCall
 from flashwright.distributed.rounds import RING, rounds_of
 from flashwright.distributed.sequence import SharedSequence
 from flashwright.distributed.strategies import AUTO, Strategy, StrategyChoice, chosen_strategy, named_strategy
@@ -31,9 +34,6 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import check_shapes
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
-if TYPE_CHECKING:
-    import torch
-
 
 class Lengths(NamedTuple):
     """Positions of the whole sequence: of queries, and of keys."""
@@ -42,6 +42,7 @@ class Lengths(NamedTuple):
     kv: int
 
 
+@torch.compiler.disable  # a compiled model calls it between its graphs
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -144,10 +145,6 @@ def _run(
     kernels: Kernels,
     needs_lse: bool,
 ) -> tuple[Any, Any]:
-    import torch
-
-    from flashwright.distributed.recorded import DistributedAttention, RankCall
-
     q_holdings, kv_holdings = by_rank
     heads, shares, kv_heads, index = None, None, k.shape[1], ranks.index
     if strategy.head_ranks > 1:

@@ -28,6 +28,7 @@ def shard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG) -> Te
     return _rows_of(x, dim, holdings(frozen(layout), x.shape[dim], ranks.size)[ranks.index])
 
 
+@torch.compiler.disable
 def unshard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG, length: int | None = None) -> Tensor:
     """The whole tensor, on every rank, from the rows along `dim` that each holds; every rank calls it.
 
