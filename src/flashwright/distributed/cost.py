@@ -8,20 +8,25 @@ that wait for slower ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from flashwright.distributed.heads import HeadShares
-from flashwright.distributed.layouts import Holdings, local_rows
+from flashwright.distributed.layouts import Chunk, Holdings, local_rows
 from flashwright.distributed.links import Link
 from flashwright.distributed.ranks import shared_by_heads
 from flashwright.distributed.rounds import RING, Round, rounds_of
 from flashwright.distributed.visibility import Mask, pieces, tiles
+from flashwright.problem.flops import BACKWARD, FORWARD, operation_flops
 
 FP32_BYTES = 4
+BACKWARD_WORK = operation_flops(BACKWARD, 1, 1, 1, 1, 1) / operation_flops(FORWARD, 1, 1, 1, 1, 1)
+"""In forwards."""
 MERGE_BYTES = 18
 """Of global memory, for each element of a partial output: it is read and widened (2 + 4), then mixed into the sum
 (3 · 4)."""
+ADDING_BYTES = 10
+"""For each element of a partial gradient: it is read (2), and added to the sum (4 + 4)."""
 RANKS_LOOKED_AT = 16
 """Of large groups, evenly spaced ones and the last; the slowest of them decides."""
 
@@ -121,21 +126,26 @@ def cost_of(
         )
         rank = _Rank(rounds, sizes, machine, link, most_q, most_kv, local_rows(q_shared[index]))
         exchange = _exchange(strategy, shares, sizes, local_rows(q_holdings[index * strategy.head_ranks]))
-        heads = _HeadCost(exchange, strategy.head_ranks, head_link or link)
-        forward.append(heads.around(rank.forward(), tensors=1))
-        backward.append(heads.around(rank.backward(), tensors=2))
+        heads = _HeadCost(exchange, strategy.head_ranks, head_link or link, sizes.element_bytes)
+        forward.append(heads.around_forward(rank.forward()))
+        backward.append(heads.around_backward(rank.backward()))
         memory = max(memory, rank.memory(local_rows(kv_shared[index])))
     work = _whole_work(mask, sizes)
     each = work / len(q_holdings)
     ideal_forward = each / machine.forward_flops_per_s
     return Cost(
         strategy,
-        max(forward, key=lambda each: each.time_s),
-        max(backward, key=lambda each: each.time_s),
-        ideal_forward + 2.5 * each / machine.backward_flops_per_s,
+        _slowest(forward),
+        _slowest(backward),
+        ideal_forward + BACKWARD_WORK * each / machine.backward_flops_per_s,
         ideal_forward,
         memory,
     )
+
+
+def _slowest(passes: Sequence[PassCost]) -> PassCost:
+    slowest = max(passes, key=lambda each: each.time_s)
+    return replace(slowest, sent_bytes=max(each.sent_bytes for each in passes))
 
 
 def _looked_at(ranks: int) -> Iterator[int]:
@@ -145,8 +155,6 @@ def _looked_at(ranks: int) -> Iterator[int]:
 
 def _whole_work(mask: Mask, sizes: Sizes) -> float:
     """FLOPs of a forward."""
-    from flashwright.distributed.layouts import Chunk
-
     queries = pieces([Chunk(0, mask.q_starts[-1])], mask.q_starts)
     keys = pieces([Chunk(0, mask.kv_starts[-1])], mask.kv_starts)
     scores = sum(tile.scores for tile in tiles(queries, keys, mask))
@@ -178,9 +186,9 @@ class _Rank:
         returns = [self._gradients_s(each) for each in self.rounds]
         busy = [a + b for a, b in zip([*travels[1:], 0.0], [0.0, *returns[:-1]], strict=True)]
         time = travels[0] + sum(map(max, computed, busy)) + returns[-1]
-        wide = 2 * FP32_BYTES / self.sizes.element_bytes / 2
+        widened = FP32_BYTES / self.sizes.element_bytes
         sent = sum(
-            self._kv_bytes(each.sent_rows, each) + wide * self._kv_bytes(each.received_rows, each)
+            self._kv_bytes(each.sent_rows, each) + widened * self._kv_bytes(each.received_rows, each)
             for each in self.rounds
         )
         return PassCost(sent, sum(computed), sum(travels) + sum(returns), time)
@@ -203,18 +211,22 @@ class _Rank:
     def _flops(self, each: Round) -> float:
         return 4.0 * self.sizes.batch * self._q_heads_of(each) * self.sizes.head_dim * each.scores
 
-    def _merged_rows(self, each: Round) -> float:
-        return sum(tile.rows.length for tile in each.tiles)
+    def _q_elements(self, each: Round) -> float:
+        """Of the queries that the round's tiles have."""
+        rows = sum(tile.rows.length for tile in each.tiles)
+        return rows * self.sizes.batch * self._q_heads_of(each) * self.sizes.head_dim
 
-    def _merging_s(self, each: Round) -> float:
-        elements = self._merged_rows(each) * self.sizes.batch * self._q_heads_of(each) * self.sizes.head_dim
-        return elements * self.machine.merge_bytes / self.machine.memory_bytes_per_s
+    def _kv_elements(self, each: Round) -> float:
+        return self._kv_bytes(sum(tile.keys.length for tile in each.tiles), each) / self.sizes.element_bytes
 
     def _forward_s(self, each: Round) -> float:
-        return self._flops(each) / self.machine.forward_flops_per_s + self._merging_s(each)
+        merging = self._q_elements(each) * self.machine.merge_bytes / self.machine.memory_bytes_per_s
+        return self._flops(each) / self.machine.forward_flops_per_s + merging
 
     def _backward_s(self, each: Round) -> float:
-        return 2.5 * self._flops(each) / self.machine.backward_flops_per_s + self._merging_s(each)
+        elements = self._q_elements(each) + self._kv_elements(each)
+        adding = elements * ADDING_BYTES / self.machine.memory_bytes_per_s
+        return BACKWARD_WORK * self._flops(each) / self.machine.backward_flops_per_s + adding
 
     def _kv_bytes(self, rows: float, each: Round) -> float:
         return 2.0 * rows * self.sizes.batch * each.heads.length * self.sizes.head_dim * self.sizes.element_bytes
@@ -243,13 +255,21 @@ class _HeadCost(NamedTuple):
     elements: tuple[float, float]
     ranks: int
     link: Link
+    element_bytes: int
 
-    def around(self, inner: PassCost, *, tensors: int) -> PassCost:
-        """Of the forward: q, k, v there and O back; of the backward: dO there, dQ, dK and dV back in fp32."""
+    def around_forward(self, inner: PassCost) -> PassCost:
+        """q, k and v there, O back."""
+        q, kv = self.elements
+        return self._around(inner, (2 * q + kv) * self.element_bytes)
+
+    def around_backward(self, inner: PassCost) -> PassCost:
+        """dO there; dQ, dK and dV back, in fp32."""
+        q, kv = self.elements
+        return self._around(inner, q * self.element_bytes + (q + kv) * FP32_BYTES)
+
+    def _around(self, inner: PassCost, sent: float) -> PassCost:
         if self.ranks == 1:
             return inner
-        q, kv = self.elements
-        sent = (2 * q + kv) * 2.0 if tensors == 1 else q * 2.0 + (q + kv) * FP32_BYTES
         seconds = self.link.seconds(sent, 2 * (self.ranks - 1))
         return PassCost(
             inner.sent_bytes + sent, inner.compute_s, inner.communication_s + seconds, inner.time_s + seconds

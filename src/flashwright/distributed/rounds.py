@@ -10,7 +10,7 @@ computed, the next one is under way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -87,28 +87,34 @@ def _ring(rank: int, q_holdings: Holdings, kv_holdings: Holdings, mask: Mask, kv
 def _all_gather(
     rank: int, q_holdings: Holdings, kv_holdings: Holdings, mask: Mask, kv_heads: int, steps: int
 ) -> tuple[Round, ...]:
-    by_rank = [pieces(chunks, mask.kv_starts) for chunks in kv_holdings]
-    queries = pieces(q_holdings[rank], mask.q_starts)
-    buffered, transfers = _gathered(queries, by_rank, mask)
+    buffered, transfers = _gathered(rank, q_holdings, kv_holdings, mask)
     receives = tuple(transfer for transfer in transfers if transfer.rank != rank)
     own = tuple(transfer for transfer in transfers if transfer.rank == rank)
-    sends: list[Transfer] = []
-    for target, chunks in enumerate(q_holdings):
-        if target != rank and by_rank[rank]:
-            _, theirs = _gathered(pieces(chunks, mask.q_starts), by_rank, mask)
-            sends += (transfer._replace(rank=target) for transfer in theirs if transfer.rank == rank)
-    there = tuple(tiles(queries, buffered, mask))
+    sends = tuple(
+        transfer._replace(rank=target)
+        for target in range(len(q_holdings))
+        if target != rank
+        for transfer in _gathered(target, q_holdings, kv_holdings, mask)[1]
+        if transfer.rank == rank
+    )
+    there = tuple(tiles(pieces(q_holdings[rank], mask.q_starts), buffered, mask))
     return tuple(
-        Round(heads, receives, tuple(sends), own, there, _rows((*receives, *own)))
+        Round(heads, receives, sends, own, there, _rows(transfers))
         for heads in spans(kv_heads, min(steps, max(1, kv_heads)))
     )
 
 
+@lru_cache(maxsize=512)
 def _gathered(
-    queries: Sequence[Piece], by_rank: Iterable[Sequence[Piece]], mask: Mask
+    rank: int, q_holdings: Holdings, kv_holdings: Holdings, mask: Mask
 ) -> tuple[list[Piece], tuple[Transfer, ...]]:
     """What a rank needs of all, sorted by position."""
-    owned = [(rank, piece) for rank, keys in enumerate(by_rank) for piece in needed(queries, keys, mask)]
+    queries = pieces(q_holdings[rank], mask.q_starts)
+    owned = [
+        (owner, piece)
+        for owner, chunks in enumerate(kv_holdings)
+        for piece in needed(queries, pieces(chunks, mask.kv_starts), mask)
+    ]
     return _buffered(sorted(owned, key=lambda each: each[1].start))
 
 
