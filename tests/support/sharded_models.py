@@ -34,7 +34,7 @@ def tokens(batch: int = 2) -> torch.Tensor:
 
 def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """This rank's part of the mean over all tokens that have a next one."""
-    logits = model(**{name: x for name, x in batch.items() if name != "shift_labels"}, use_cache=False).logits
+    logits = model(**{name: x for name, x in batch.items() if "labels" not in name}, use_cache=False).logits
     labels = batch["shift_labels"]
     total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     return total / (labels.shape[0] * (ROWS - 1))

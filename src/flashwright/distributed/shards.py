@@ -59,16 +59,16 @@ def shard_batch(
     """This rank's share of a batch for a causal language model, as `transformers` takes it.
 
     Tensors with `input_ids`' length along `dim` are sharded; cu_seqlens and the rest stay as they are. `position_ids`
-    are added where there are none. Labels are shifted to the token before them first, as the next token may be another
-    rank's: `labels` become `shift_labels`, which the losses of `transformers` take as they are.
+    are added where there are none. If there are labels, so are `shift_labels`: those of the next token, which may be
+    another rank's. The losses of `transformers` take them, where given, instead of `labels`.
     """
     tokens = batch["input_ids"]
     length = tokens.shape[dim]
     found = dict(batch)
     if "position_ids" not in found:
         found["position_ids"] = torch.arange(length, device=tokens.device).expand((*tokens.shape[:dim], length))
-    labels = found.pop("labels", None)
-    if labels is not None:
+    labels = found.get("labels")
+    if labels is not None and "shift_labels" not in found:
         end = torch.full_like(labels.narrow(dim, 0, 1), IGNORED_LABEL)
         found["shift_labels"] = torch.cat((labels.narrow(dim, 1, length - 1), end), dim)
     for name, x in found.items():
