@@ -19,7 +19,7 @@ from flashwright.problem.window import Window
 CAUSAL = Window(None, 0)
 INSIDE = "nvlink"
 """What connects the GPUs of a machine."""
-MEASURED_BACKWARD = {("NVIDIA H200", 64): 400e12, ("NVIDIA H200", 128): 500e12, ("NVIDIA H200", 256): 400e12}
+MEASURED_BACKWARD = {("NVIDIA H200", 64): 467e12, ("NVIDIA H200", 128): 509e12, ("NVIDIA H200", 256): 330e12}
 """FLOP/s of the backward of 8192 rows without a mask in bf16, by GPU and head dimension: `speeds` of
 benchmarks/results/distributed_h200.json."""
 MEMORY_BYTES_PER_S = {"NVIDIA H200": 4.8e12}
