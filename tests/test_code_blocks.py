@@ -158,6 +158,9 @@ def arguments_of(command: str) -> list[str]:
         return [sys.executable, "-m", "flashwright", *rest, *(() if "--from" in rest else SMALLER.get(rest[0], ()))]
     if first in ("python", ".venv/bin/python") and rest[0].endswith(".py"):
         return [sys.executable, str(ROOT / rest[0]), "--help"]
+    if first == "torchrun":
+        paths = [str(ROOT / each) if each.endswith(".py") else each for each in rest]
+        return [sys.executable, "-m", "torch.distributed.run", *paths]
     if first == ".venv/bin/python" and rest[:2] == ["-m", "pytest"]:
         return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(ROOT / rest[2])]
     raise AssertionError(f"a page has a command that no test knows how to run: {command}")

@@ -24,11 +24,12 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
 from knob_pages.blocks import block_names, filled
+from knob_pages.distributed import distributed_pictures
 from knob_pages.kernel_facts import ARCH, facts_of, installed_nvrtc
 from knob_pages.knobs import HOPPER, HOPPER_KNOBS, KNOBS, values_of
 from knob_pages.machine_code import digest, machine_code
 from knob_pages.measured import ampere_table, read_ampere_grid
-from knob_pages.pages import HOPPER_PICTURES, PICTURES, page_paths, read_inputs, stale_pages
+from knob_pages.pages import DISTRIBUTED_PICTURES, HOPPER_PICTURES, PICTURES, page_paths, read_inputs, stale_pages
 from knob_pages.pictures import hopper_pictures, pictures, standalone
 from knob_pages.tables import Inputs, failures, renderers
 
@@ -224,7 +225,11 @@ def test_the_generator_checks_without_changing_anything(monkeypatch, capsys):
 
 
 def test_the_pictures_are_those_that_the_generator_draws_and_each_is_on_a_page(inputs):
-    sets = ((PICTURES, pictures(inputs.facts), KNOB_PAGES), (HOPPER_PICTURES, hopper_pictures(), HOPPER_PAGES))
+    sets = (
+        (PICTURES, pictures(inputs.facts), KNOB_PAGES),
+        (HOPPER_PICTURES, hopper_pictures(), HOPPER_PAGES),
+        (DISTRIBUTED_PICTURES, distributed_pictures(), [DOCS / "distributed.md"]),
+    )
     for folder, drawings, pages in sets:
         drawn = set(drawings)
         assert {path.name for path in (ROOT / folder).iterdir()} == drawn
@@ -234,7 +239,11 @@ def test_the_pictures_are_those_that_the_generator_draws_and_each_is_on_a_page(i
 
 @pytest.mark.parametrize(
     "path",
-    [path for folder in (PICTURES, HOPPER_PICTURES) for path in sorted((ROOT / folder).glob("*.svg"))],
+    [
+        path
+        for folder in (PICTURES, HOPPER_PICTURES, DISTRIBUTED_PICTURES)
+        for path in sorted((ROOT / folder).glob("*.svg"))
+    ],
     ids=lambda path: f"{path.parent.parent.name}/{path.stem}",
 )
 def test_a_picture_stands_alone(path):
@@ -257,6 +266,8 @@ def test_pictures_that_need_no_compiler_are_up_to_date(inputs):
     drawings = pictures(inputs.facts)
     for name in (name for name in drawings if name.startswith(("mix-", "traffic-", "fragments"))):
         assert (ROOT / PICTURES / name).read_text() == drawings[name](), f"{name}: run `make docs`"
+    for name, draw in distributed_pictures().items():
+        assert (ROOT / DISTRIBUTED_PICTURES / name).read_text() == draw(), f"{name}: run `make docs`"
 
 
 def test_a_picture_without_a_size_cannot_stand_alone():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +19,10 @@ PROMISES = {
     "train_gpt.py": (
         ("--steps", "10"),
         r"10 steps on cpu, loss 3\.\d+ → .*differ by at most \d\.\de-0[5-9] in any step",
+    ),
+    "long_context.py": (
+        ("--steps", "4", "--rows", "300"),
+        r"1 ranks on cpu, 300 of 300 rows here: 4 steps, loss 3\.\d+ → [12]\.\d+",
     ),
     "generate.py": (("--tokens", "6"), r"105 keys in the cache.*100% of them are those of one pass"),
     "flash_attn_drop_in.py": ((), r"3 sequences, 142 rows on cpu: .* by at most (\d\.\de-0[5-9]|0\.0e)"),
@@ -43,6 +49,24 @@ def test_an_example_does_what_it_promises_without_a_gpu(name, monkeypatch, capsy
     run(name, monkeypatch)
     out = capsys.readouterr().out
     assert re.search(PROMISES[name][1], out, re.DOTALL), out
+
+
+def test_processes_that_share_a_sequence_train_as_one_does(monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    example = [str(EXAMPLES / "long_context.py"), "--steps", "3", "--rows", "203"]
+    monkeypatch.setattr(sys, "argv", example)
+    runpy.run_path(example[0], run_name="__main__")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    shared = subprocess.run(
+        [sys.executable, *launcher, *example], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert shared.returncode == 0, shared.stderr
+    printed = r"(\d+) ranks on cpu, (\d+) of 203 rows here: .* loss (.*) → (.*)"
+    (one,), (two,) = (re.findall(printed, text) for text in (capsys.readouterr().out, shared.stdout))
+    assert (one[:2], two[:2]) == (("1", "203"), ("2", "101"))
+    assert [float(x) for x in one[2:]] == pytest.approx([float(x) for x in two[2:]], abs=3e-4)
 
 
 @pytest.mark.gpu

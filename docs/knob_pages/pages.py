@@ -15,6 +15,7 @@ from flashwright.workbench.ladder import read_ladder
 from .accuracy import read_errors
 from .blocks import filled
 from .code_blocks import with_outputs
+from .distributed import distributed_pictures, read_distributed
 from .kernel_facts import FactsFile, gather, gather_facts, read_facts, write_facts
 from .knobs import AMPERE, HOPPER, ORDER_KNOBS, KnobSet, values_of
 from .measured import read_ampere_grid
@@ -32,13 +33,15 @@ SCORES = RESULTS / "scores_h200_bf16.json"
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
 CLAIMS = RESULTS / "claims_h200.json"
+DISTRIBUTED = RESULTS / "distributed_h200.json"
 INDEX = Path("docs/README.md")
 PICTURES, HOPPER_PICTURES = (of.folder / "pictures" for of in (AMPERE, HOPPER))
+DISTRIBUTED_PICTURES = Path("docs/pictures")
 TUTORIAL = Path("docs/tutorial.md")
 DIAGNOSING = AMPERE.folder / "diagnosing.md"
 SIMULATOR = Path("docs/simulator.md")
 OTHER_PAGES = (
-    *map(Path, ("README.md", "docs/performance.md", "docs/claims.md", "docs/accuracy.md")),
+    *map(Path, ("README.md", "docs/performance.md", "docs/claims.md", "docs/accuracy.md", "docs/distributed.md")),
     INDEX,
     DIAGNOSING,
     SIMULATOR,
@@ -60,6 +63,7 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_claims(root / CLAIMS) if (root / CLAIMS).exists() else None,
         read_facts(root / HOPPER_FACTS),
         read_errors(root / ERRORS),
+        read_distributed(root / DISTRIBUTED),
     )
 
 
@@ -119,12 +123,13 @@ def draw_pictures(facts: FactsFile, root: Path = ROOT, *, progress: bool = True)
     """Draws every picture, and removes those that no page has any more."""
     drawings = {PICTURES / name: draw for name, draw in pictures(facts).items()}
     drawings |= {HOPPER_PICTURES / name: draw for name, draw in hopper_pictures().items()}
+    drawings |= {DISTRIBUTED_PICTURES / name: draw for name, draw in distributed_pictures().items()}
     with progress_bar("drawing", len(drawings), enabled=progress) as advance:
         for path, draw in drawings.items():
             (root / path).parent.mkdir(exist_ok=True)
             write_atomically(root / path, draw().encode())
             advance()
-    for folder in (PICTURES, HOPPER_PICTURES):
+    for folder in (PICTURES, HOPPER_PICTURES, DISTRIBUTED_PICTURES):
         for path in (root / folder).glob("*.svg"):
             if folder / path.name not in drawings:
                 path.unlink()

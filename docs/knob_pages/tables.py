@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from flashwright.kernels.forward.ampere import explain as ampere
 from flashwright.kernels.forward.ampere.combinations import AUTOTUNED_D_HEADS
@@ -26,6 +27,7 @@ from flashwright.workbench.ladder import Ladder
 from .accuracy import SimulatedErrors, accuracy_renderers
 from .blocks import Renderer
 from .claims import claim_table, claims_summary
+from .distributed import distributed_renderers
 from .instruction_coverage import coverage_table
 from .kernel_facts import ARCH, FactsFile, KernelFacts
 from .knobs import AMPERE, HOPPER, KNOBS, KnobSet, KnobValue, values_of
@@ -77,6 +79,8 @@ class Inputs:
     """None until they have been measured."""
     hopper_facts: FactsFile
     errors: SimulatedErrors
+    distributed: dict[str, Any] | None
+    """What `benchmarks/distributed.py` wrote; None until it has been measured."""
 
 
 def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[str, Renderer]:
@@ -106,6 +110,7 @@ def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[st
         "hopper-index": lambda _: _hopper_index(inputs),
         "hopper-bases": lambda _: _bases(HOPPER),
         **accuracy_renderers(inputs.errors, inputs.bench, inputs.effects),
+        **distributed_renderers(inputs.distributed),
     }
     if knob is None:
         return of_any

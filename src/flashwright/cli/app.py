@@ -17,6 +17,7 @@ from flashwright.cli.compare import compare
 from flashwright.cli.doctor import doctor
 from flashwright.cli.explain import explain
 from flashwright.cli.ladder import ladder
+from flashwright.cli.plan import plan_command
 from flashwright.cli.simulate import simulate
 from flashwright.cli.tune import app as tune_app
 from flashwright.cli.warm_up import warm_up
@@ -49,6 +50,7 @@ app = typer.Typer(
 COMMANDS = (bench, check, compare, doctor, explain, ladder, simulate, warm_up, which)
 for command in COMMANDS:
     app.command()(command)
+app.command("plan")(plan_command)
 app.add_typer(tune_app, name="tune")
 app.add_typer(cache_app, name="cache")
 

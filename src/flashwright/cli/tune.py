@@ -17,7 +17,7 @@ from flashwright.choice.choose import best_family
 from flashwright.choice.currency import currency
 from flashwright.choice.database import TuningDatabase
 from flashwright.choice.lookup import shipped_results
-from flashwright.choice.problem import STANDARD_LENGTHS, problem_of, standard_problems
+from flashwright.choice.problem import STANDARD_LENGTHS, TuningProblem, problem_of, standard_problems
 from flashwright.choice.results import TunedResult, TuningFileError, from_document, to_document
 from flashwright.cli.output import CAUSAL, D_HEAD, KEYS, ROWS, JsonOption, print_json, table_console
 from flashwright.hardware.architectures import GPUModel
@@ -32,6 +32,7 @@ from flashwright.workbench.bench.result_files import check_destination, write_do
 from flashwright.workbench.bench.scores import KINDS, chosen_scores
 from flashwright.workbench.quantities import counted, kib
 from flashwright.workbench.tuning.measure import TUNING_SCORES, this_machine
+from flashwright.workbench.tuning.several_gpus import Device, search_on_all, visible_devices
 from flashwright.workbench.tuning.space import considered_configs
 from flashwright.workbench.tuning.tuner import TuningReport, tune
 
@@ -78,7 +79,8 @@ def tune_command(
         bool,
         typer.Option(
             "--all",
-            help="Every head dimension, dtype, mask and length (512, 2048, 8192; decode: 1, 8, 16), or those given.",
+            help="Every head dimension, dtype, mask and length (512, 2048, 8192; decode: 1, 8, 16), or those given; on every "
+            "GPU of the machine, a process on each.",
         ),
     ] = False,
     space: Annotated[
@@ -136,6 +138,11 @@ def tune_command(
             "tune measures on an NVIDIA GPU (compute capability 8.0 or later) with PyTorch, and there is none here "
             "(`flashwright doctor` says what is missing). --dry-run lists what there is to time, and needs no GPU."
         )
+    devices = visible_devices() if everything and machine is not None else []
+    if len(devices) > 1:
+        options = _options_of_searches(kinds, space, quick, limit, resume)
+        _search_on_all(problems, devices, options, as_json=as_json)
+        return
     reports: list[TuningReport] = []
     try:
         for number, problem in enumerate(problems, start=1):
@@ -152,6 +159,51 @@ def tune_command(
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json({"searches": [report.to_dict() for report in reports]}, "tune")
+
+
+def _options_of_searches(scores: Sequence[str], space: str, quick: bool, limit: int | None, resume: bool) -> list[str]:
+    """What the command was given for all of its searches."""
+    options = ["--space", space]
+    for kind in scores:
+        options += ["--scores", kind]
+    if limit is not None:
+        options += ["--limit", str(limit)]
+    return options + [flag for flag, given in (("--quick", quick), ("--resume", resume)) if given]
+
+
+def _search_on_all(
+    problems: Sequence[TuningProblem], devices: Sequence[Device], options: Sequence[str], *, as_json: bool
+) -> None:
+    """A process on each GPU; every search's result is in the database when it ends."""
+    errors = Console(stderr=True)
+    names = ", ".join(f"{device.visible} ({device.name})" for device in devices)
+    errors.print(f"{counted(len(problems), 'problem')} on {len(devices)} GPUs: {names}", highlight=False)
+    reports, failed = [], 0
+    try:
+        for outcome in search_on_all(problems, devices, options):
+            where = f"GPU {outcome.device.visible}: {outcome.problem}"
+            if outcome.report is None:
+                failed += 1
+                errors.print(f"[bold red]failed[/] {escape(where)}: {escape(outcome.error)}", highlight=False)
+                continue
+            reports.append(outcome.report)
+            if not as_json:
+                _print_outcome(where, outcome.report)
+    except KeyboardInterrupt:
+        errors.print("interrupted; what was measured is kept: the same command with --resume goes on")
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json({"searches": reports}, "tune")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_outcome(where: str, report: dict[str, Any]) -> None:
+    result = report["result"]
+    found = "nothing is fit to be timed" if result is None else (
+        f"{result['config']}\n  {result['time_ms']:.4f} ms, {result['tflops']:.0f} TFLOP/s, {report['seconds']:.0f} s"
+    )  # fmt: skip
+    table_console().print(f"[bold]{escape(where)}[/]\n  {escape(found)}", highlight=False)
 
 
 def _family_in_use(gpu: GPUModel, length: int, d_head: int, operation: str) -> str:

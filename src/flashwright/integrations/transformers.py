@@ -5,8 +5,9 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashwright", dtype=torch.bfloat16)
 
 The kernels compute causal, sliding-window and bidirectional attention, with a KV cache, grouped heads, soft caps and
-packed sequences (`cu_seq_lens_q`, …). A mask of another form (padded batches, a static cache) goes to PyTorch's SDPA,
-with one warning. As `flash_attention_2`, this relies on models handing their window over as `sliding_window`.
+packed sequences (`cu_seq_lens_q`, …). Inside `flashwright.distributed.context_parallel`, ranks share the sequence. A
+mask of another form (padded batches, a static cache) goes to PyTorch's SDPA, with one warning. As `flash_attention_2`,
+this relies on models handing their window over as `sliding_window`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flashwright.attention import attention
+from flashwright.distributed.context import active_context
 from flashwright.integrations import warn_once
 from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
 from flashwright.integrations.sdpa import autocast
@@ -77,6 +79,8 @@ def attention_mask(
     """None where `attention_forward` derives the mask from its arguments; otherwise the mask, as for SDPA."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+    if active_context() is not None and _nothing_is_padded(attention_mask, kv_length, kv_offset):
+        return None  # by positions in the whole sequence, which the lengths of a shard do not tell
     chunked = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
     # The last row attends to the last key, unless the cache has room for keys to come.
     ends_together = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
@@ -143,6 +147,14 @@ def attention_forward(
     if position_bias is not None:
         bias = position_bias if attention_mask is None else _as_bias(attention_mask, query.dtype) + position_bias
         attention_mask = _with_window(bias, window, query, key) if attention_mask is None else bias
+    context = active_context()
+    if context is not None:
+        _check_shared(query, key, attention_mask, dropout)
+        out = context.attention(
+            query, key, value, cu_seqlens=cu_seq_lens_q, causal=causal, window=(window.left, window.right),
+            scale=scaling, softcap=softcap or 0.0,
+        )  # fmt: skip
+        return out.transpose(1, 2).contiguous(), None
     packed = query.shape[0] == 1 and cu_seq_lens_q is not None and cu_seq_lens_k is not None
     reason = _why_not(query, key, value, None if packed else attention_mask, dropout)
     if reason is not None:
@@ -163,6 +175,20 @@ def attention_forward(
         query, key, value, causal=causal, window=(window.left, window.right), scale=scaling, softcap=softcap or 0.0
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _check_shared(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, dropout: float) -> None:
+    """Raises `ValueError` for what ranks that share a sequence do not compute."""
+    if mask is not None:
+        raise ValueError(
+            "context_parallel: a mask was given; allowed: causal or a window, of sequences without padding"
+        )
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"context_parallel: {query.shape[2]} rows attend to {key.shape[2]} keys; allowed: calls without a KV cache"
+        )
+    if dropout:
+        raise ValueError(f"context_parallel: attention dropout is {dropout}; allowed: 0")
 
 
 def _window(sliding_window: int | None, causal: bool) -> Window:

@@ -57,8 +57,14 @@ def attention_gradients(
     v: torch.Tensor,
     *,
     options: AttentionOptions = NO_OPTIONS,
+    lse: torch.Tensor | None = None,
+    row_dot: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of q, k and v by the chain rule, softmax recomputed; needs no autograd."""
+    """The gradients of q, k and v by the chain rule, softmax recomputed; needs no autograd.
+
+    If k and v are only some of the keys and values that rows attend to, `lse` is the log-sum-exp of the scores of all,
+    and `row_dot` each row's sum of its output times the output's gradient.
+    """
     import torch
 
     if q.numel() == 0:
@@ -69,14 +75,17 @@ def attention_gradients(
     grad_out = problem.split_heads(grad_out.to(problem.q.dtype))
     for rows in problem.row_blocks():
         scores, cap_slope = problem.scores(rows)
-        weights, _ = _softmax(scores)
+        weights = _softmax(scores)[0] if lse is None else _weights(scores, problem.rows_of(lse, rows))
         block = problem.grouped(grad_out[:, :, :, rows])
         grad_v += problem.grouped(weights).mT @ block
         grad_weights = (block @ problem.v.mT).view(weights.shape)
         # d softmax: each weight moves with its own gradient, less the row's weighted mean of all.
-        pull = grad_weights - (weights * grad_weights).sum(-1, keepdim=True)
+        if row_dot is None:
+            pull = grad_weights - (weights * grad_weights).sum(-1, keepdim=True)
+        else:
+            pull = grad_weights - problem.rows_of(row_dot, rows)
         if grad_lse is not None:
-            pull = pull + problem.split_heads(grad_lse.to(pull.dtype).unsqueeze(-1))[:, :, :, rows]
+            pull = pull + problem.rows_of(grad_lse, rows)
         grad_scores = weights * pull * problem.scale
         if cap_slope is not None:
             grad_scores = grad_scores * cap_slope
@@ -158,6 +167,10 @@ class _Problem:
     def split_heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(1, self.q.shape[1:3])
 
+    def rows_of(self, x: torch.Tensor, rows: slice) -> torch.Tensor:
+        """A number of each row, (batch, heads, rows), for some rows beside their scores."""
+        return self.split_heads(x.to(self.q.dtype).unsqueeze(-1))[:, :, :, rows]
+
     def grouped(self, x: torch.Tensor) -> torch.Tensor:
         """The heads of a group as further rows, so that they share one product with k or v."""
         return x.flatten(2, 3)
@@ -180,3 +193,10 @@ def _softmax(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     total = exponentials.sum(-1, keepdim=True)
     weights = exponentials / total.masked_fill(total == 0, 1)
     return weights, (maximum + torch.log(total)).squeeze(-1)
+
+
+def _weights(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """Of rows whose log-sum-exp is known; 0 where it is -inf."""
+    import torch
+
+    return torch.exp(scores - lse).masked_fill(lse == -math.inf, 0)
