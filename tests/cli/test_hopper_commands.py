@@ -76,8 +76,8 @@ def test_the_hopper_ladder_is_timed_on_hopper_gpus_only(short_ladder, monkeypatc
     monkeypatch.setattr(ladder_module, "_this_arch", lambda: arch)
     times = [Timed(1.0, 2.0, {"sdpa-cudnn": 1.1})] * 2
 
-    def time_all(configs, peers, sample, *, progress):
-        assert peers == ("sdpa-cudnn", "sdpa-fa2")
+    def time_all(rungs, ladder, sample, *, progress):
+        assert ladder.peers == ("sdpa-cudnn", "sdpa-fa2")
         return times
 
     monkeypatch.setattr(ladder_module, "_time_all", time_all)
