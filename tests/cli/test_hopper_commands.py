@@ -13,6 +13,7 @@ from rich.console import Console
 
 from flashwright import parse_hopper_config
 from flashwright.cli.ladder import _print_ladder
+from flashwright.kernels.forward.hopper.config import HopperForwardKernelConfig
 from flashwright.kernels.forward.hopper.ladder import get_hopper_progression
 from flashwright.kernels.ladder import climbed
 from flashwright.workbench import ladder as ladder_module
@@ -45,13 +46,18 @@ def short_ladder(monkeypatch) -> None:
     monkeypatch.setattr(ladder_module, "ladder_of", lambda family, operation: {"hopper": ladder}[family])
 
 
+def simulated(config: HopperForwardKernelConfig) -> Simulated:
+    scores = 182 * config.B_r * config.B_c // config.n_warps  # 182 steps of warps
+    return Simulated(145_600, 800.0, 0, 24_576, 2.1e-3, scores)
+
+
 def a_timed_ladder() -> Ladder:
     """Each rung takes half the time of the one before."""
     rungs = [
         RungResult(
             rung,
             {"sm_90a": Compiled(168, 0, 160 * 1024, 1, "registers")},
-            Simulated(145_696, 800.0, 0, 24_576, 2.1e-3),
+            simulated(rung.config),
             Timed(64.0 / 2**rung.number, 100.0 * rung.number, {"sdpa-cudnn": 0.1 * rung.number, "sdpa-fa2": 1.5}),
         )
         for rung in get_hopper_progression()
