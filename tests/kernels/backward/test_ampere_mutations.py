@@ -15,8 +15,8 @@ from flashwright.kernels.registry import parse_config
 
 CONFIG = parse_config("ampere backward (FP16, 32, 32, 32, 2): stages_2_1+swizzled")
 ONE_STAGE = replace(CONFIG, Q_stages=1)
-PAIRS = replace(ONE_STAGE, d_head=64, n_warps=4)
-"""Two warps share keys: P goes through shared memory."""
+PAIRS = replace(ONE_STAGE, d_head=64, n_warps=4, parts=2)
+"""Two warps share keys: each other's P goes through shared memory."""
 
 
 def check_several_steps(config) -> None:
@@ -56,28 +56,33 @@ KERNEL, SUMS = "backward/ampere.cuh", "backward/dq_sums.cuh"
 WAIT = "    Copies::wait<0>(); // @operand Q\n"
 BARRIER = "\n    __syncthreads();\n"
 ARRIVED = "so that dS, P and the other stage may be overwritten."
-WEIGHTS_WRITTEN = "finished with dO."
-QUERIES_READ = "__syncthreads(); // every warp has finished with Q, and with dO"
+WEIGHTS_WRITTEN = "// Q and dO."
+QUERIES_READ = "__syncthreads(); // every warp has finished with Q and dO"
 MY_TURN = "__syncthreads(); // nobody adds before it is this block's turn"
 RACE, COPY = {"race"}, {"async-copy"}
 
 MUTATIONS = {
     "Q, dO, K and V are read before they have arrived": SourceMutation(KERNEL, {WAIT: ""}, run_two_stages, COPY),
     "what other threads copied is read before it has arrived": SourceMutation(
-        KERNEL, {ARRIVED + BARRIER: ARRIVED}, run_two_stages, COPY | RACE
+        KERNEL, {ARRIVED + BARRIER: ARRIVED + "\n"}, run_two_stages, COPY | RACE
     ),
     "what other threads copied is read before it has arrived, one stage": SourceMutation(
-        KERNEL, {ARRIVED + BARRIER: ARRIVED}, run_one_stage, COPY | RACE
+        KERNEL, {ARRIVED + BARRIER: ARRIVED + "\n"}, run_one_stage, COPY | RACE
     ),
     "dS is read before all have written it": SourceMutation(
-        KERNEL, {WEIGHTS_WRITTEN + BARRIER: WEIGHTS_WRITTEN}, run_two_stages, COPY | RACE
+        KERNEL, {WEIGHTS_WRITTEN + BARRIER: WEIGHTS_WRITTEN + "\n"}, run_two_stages, COPY | RACE
     ),
     "P and dS are read before all have written them": SourceMutation(
-        KERNEL, {WEIGHTS_WRITTEN + BARRIER: WEIGHTS_WRITTEN}, run_pairs, RACE
+        KERNEL, {WEIGHTS_WRITTEN + BARRIER: WEIGHTS_WRITTEN + "\n"}, run_pairs, RACE
     ),
-    "Q is overwritten while it is read": SourceMutation(KERNEL, {QUERIES_READ: ""}, run_one_stage, COPY | RACE),
+    "Q and dO are overwritten while they are read": SourceMutation(
+        KERNEL, {WEIGHTS_WRITTEN + BARRIER: WEIGHTS_WRITTEN + "\n"}, run_one_stage, COPY | RACE
+    ),
+    "Q and dO are overwritten while others of the pair read them": SourceMutation(
+        KERNEL, {QUERIES_READ: ";"}, run_pairs, COPY | RACE
+    ),
     "dO is overwritten while it is read": SourceMutation(
-        KERNEL, {QUERIES_READ: ""}, run_pairs_with_two_stages_of_Q, COPY | RACE
+        KERNEL, {QUERIES_READ: ";"}, run_pairs_with_two_stages_of_Q, COPY | RACE
     ),
     "additions do not wait for their turn": SourceMutation(
         SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED

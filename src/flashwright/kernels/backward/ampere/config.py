@@ -27,6 +27,10 @@ class AmpereBackwardKernelConfig:
     """Blocks of Q in shared memory; with two, the next is copied while this one is computed with."""
     dO_stages: int = 1
     """The same of dO."""
+    parts: int = 1
+    """Warps that share keys, each with its part of the queries in S and dP, and of the columns in dK and dV."""
+    slices: int = 1
+    """A warp computes S and dP of its queries in so many slices, one after the other, to need fewer registers."""
     swizzled: bool = True
     """XOR-swizzle the shared-memory layout."""
     ordered: bool = False
@@ -42,10 +46,15 @@ class AmpereBackwardKernelConfig:
         for name in ("Q_stages", "dO_stages"):
             if getattr(self, name) not in (1, 2):
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1, 2")
+        for name in COUNTS.values():
+            if getattr(self, name) not in (1, 2, 4):
+                raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1, 2, 4")
 
     def short_form(self) -> str:
-        """One line with every field, e.g. `ampere backward (BF16, 128, 64, 128, 8): stages_2_1+swizzled`."""
+        """One line with every field, counts of 1 apart, e.g. `ampere backward (BF16, 128, 64, 128, 8):
+        stages_2_1+parts_2+swizzled`."""
         options = [f"stages_{self.Q_stages}_{self.dO_stages}"]
+        options += [f"{token}_{getattr(self, name)}" for token, name in COUNTS.items() if getattr(self, name) != 1]
         options += [token for token, name in OPTIONS.items() if getattr(self, name)]
         head = f"({self.dtype.name}, {self.d_head}, {self.B_r}, {self.B_c}, {self.n_warps})"
         return f"ampere backward {head}: {'+'.join(options)}"
@@ -65,5 +74,7 @@ class AmpereBackwardKernelConfig:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
+COUNTS = {"parts": "parts", "slices": "slices"}
+"""Fields that are counts, by their names in short forms, where 1 is left out."""
 OPTIONS = {"swizzled": "swizzled", "ordered": "ordered"}
 """Fields that are on or off, by their names in short forms."""
