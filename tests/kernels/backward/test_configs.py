@@ -40,6 +40,7 @@ ampere_configs = st.builds(
     st.sampled_from([1, 2, 4]),
     switches,
     switches,
+    switches,
 )
 hopper_configs = st.builds(
     HopperBackwardKernelConfig,
@@ -72,7 +73,7 @@ def test_the_short_form_and_the_kernel_name_parse_back(config):
     [
         "ampere backward (FP16, 64, 64, 64, 4): stages_2_1+swizzled",
         "ampere backward (FP16, 32, 32, 32, 2): stages_2_1+slices_2+swizzled+ordered",
-        "ampere backward (FP16, 64, 32, 32, 4): stages_1_1+parts_2",
+        "ampere backward (FP16, 64, 32, 32, 4): stages_1_1+parts_2+late_dQ",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+ordered",
     ],
@@ -87,7 +88,8 @@ def test_the_names_of_a_config():
         "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+ordered"
     )
     assert AMPERE.kernel_name() == (
-        "ampere_backward_kernel<AmpereBackwardKernelConfig{DType::BF16, 128, 64, 128, 8, 2, 1, 1, 1, true, false}>"
+        "ampere_backward_kernel<AmpereBackwardKernelConfig"
+        "{DType::BF16, 128, 64, 128, 8, 2, 1, 1, 1, true, false, false}>"
     )
     assert str(replace(AMPERE, parts=2, slices=4)) == (
         "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+parts_2+slices_4+swizzled"
@@ -134,7 +136,7 @@ def test_a_text_that_names_no_config_is_refused_with_what_is_wrong(config, chang
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 11"), ("HopperBackwardKernelConfig", "7 to 9")]
+    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 9")]
 )
 def test_a_struct_with_too_few_fields_is_refused(name, expected):
     with pytest.raises(ValueError, match=rf"has 2 fields; expected {expected}: dtype, d_head, B_r"):
@@ -183,11 +185,14 @@ def test_the_shapes_of_an_ampere_config_by_hand():
 def test_the_shapes_of_an_ampere_config_whose_warps_share_keys_by_hand():
     """Pairs of warps have 32 keys, half of the queries and half of the columns each; P lies beside dS. A warp's part of
     dQ is square."""
-    shapes = AmpereBackwardShapes(replace(AMPERE, parts=2, slices=2))
+    config = replace(AMPERE, parts=2, slices=2)
+    shapes = AmpereBackwardShapes(config)
     assert (shapes.key_groups, shapes.keys_per_warp, shapes.row_tiles, shapes.slice_queries) == (4, 32, 2, 16)
     assert (shapes.gradient_registers, shapes.score_registers, shapes.dQ_registers) == (64, 16, 32)
     assert (shapes.dQ_row_groups, shapes.dQ_column_parts) == (2, 4)
     assert shapes.shared_bytes == 2 * 32_768 + 3 * 16_384 + 2 * 16_384 + 2 * 512
+    late = AmpereBackwardShapes(replace(config, late_dQ=True))
+    assert late.shared_bytes == shapes.shared_bytes + 16_384
 
 
 def test_the_shapes_of_a_hopper_config_by_hand():
@@ -291,6 +296,7 @@ def test_whatever_is_refused_is_refused_by_a_rule_and_the_rest_fits(config):
     [
         ({"swizzled": False}, "swizzle: without it, reads of shared memory meet in the same banks"),
         ({"d_head": 32, "n_warps": 2, "B_r": 32}, "warps: 64 keys of a warp leave too few registers"),
+        ({"n_warps": 4, "late_dQ": True, "B_c": 64}, "late dQ: of 4 warps, none shares a scheduler with another"),
         ({"slices": 2}, "slices: without them, dK, dV, S and dP take 192 registers of a thread, which fit"),
     ],
 )

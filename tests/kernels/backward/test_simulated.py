@@ -59,6 +59,12 @@ CASES = {
         AttentionOptions(Window(left=30, right=40), softcap=2.0),
         True,
     ),
+    "causal, grouped heads, dQ late": (
+        "ampere backward (BF16, 64, 32, 64, 8): stages_2_2+parts_2+swizzled+late_dQ",
+        (1, 4, 2, 100, 130, 64),
+        AttentionOptions(CAUSAL),
+        False,
+    ),
     "8 columns of 32": (
         "ampere backward (FP16, 32, 128, 128, 4): stages_2_2+slices_4+swizzled",
         (1, 3, 1, 130, 129, 8),

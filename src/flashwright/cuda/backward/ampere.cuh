@@ -17,6 +17,7 @@
 
 constexpr int queries_per_part = cfg::B_r / cfg::parts, columns_per_part = cfg::d_head / cfg::parts;
 constexpr int slice_queries = queries_per_part / cfg::slices;
+constexpr int schedulers = 4; // of a multiprocessor; warp w is served by scheduler w % 4
 constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 
 // Operands loaded 16 deep at a time. The assembler orders loads and products its own way.
@@ -47,14 +48,14 @@ struct SharedMemory {
     DEVICE uint32 Q(int step) const { return base + shape::Q_offset + step % cfg::Q_stages * shape::query_bytes; }
     DEVICE uint32 dO(int step) const { return base + shape::dO_offset + step % cfg::dO_stages * shape::query_bytes; }
     DEVICE uint32 P() const { return base + shape::P_offset; }
-    DEVICE uint32 dS() const { return base + shape::dS_offset; }
+    DEVICE uint32 dS(int step) const { return base + shape::dS_offset + step % shape::dS_buffers * shape::weight_bytes; }
     DEVICE Terms terms(int step) const {
         return {base + shape::terms_offset + step % cfg::Q_stages * Terms::bytes};
     }
 };
 
-// What a thread copies of the next block of queries, and from where. Addresses move on from block to block, so that a
-// step computes none anew.
+// What a thread copies of the next block of queries, and from where. Addresses move on from block to block: finding them
+// anew would take a step some hundred instructions.
 struct NextQueries {
     using Slice = BlockSlice<cfg::B_r, shape::threads>;
     static constexpr int vector_rows = vector_bytes / sizeof(float), term_vectors = cfg::B_r / vector_rows;
@@ -182,8 +183,8 @@ struct Warp {
     }
 
     // dQ = dS·K: all keys, the warp's part of the block.
-    DEVICE void queries_gradient(Sums::Accumulator &c) const {
-        SharedOperand<DQLeft, cfg::B_c, Role::A_transposed> left(shared.dS(), lane_index(),
+    DEVICE void queries_gradient(Sums::Accumulator &c, int step) const {
+        SharedOperand<DQLeft, cfg::B_c, Role::A_transposed> left(shared.dS(step), lane_index(),
                                                                  Sums::first_row(warp) / mma_rows);
         SharedOperand<DQRight, cfg::B_c, Role::B_transposed> right(shared.K(), lane_index(),
                                                                    Sums::first_column(warp) / mma_depth);
@@ -202,63 +203,11 @@ struct Warp {
     }
 };
 
-// One block of queries.
-DEVICE void query_step(Warp &warp, NextQueries &next, int step, int steps) {
-    const BackwardArguments &args = next.args;
-    const Work &work = next.work;
-    const SharedMemory &shared = warp.shared;
+// dQ of one block of queries, added to its sums.
+DEVICE void add_queries_gradient(const Warp &warp, const BackwardArguments &args, const Work &work, int step) {
     const QueryStep at = QuerySteps<Work>{args, work}.at(step);
-    const bool last = step + 1 == steps;
-    Copies::wait<0>(); // @operand Q
-    // After this barrier every thread's part of Q and dO (and of K and V) is visible to all warps, and every warp has
-    // finished the products of the previous step, so that dS, P and the other stage may be overwritten.
-    __syncthreads();
-    if (cfg::Q_stages == 2 && !last)
-        next.start_Q_copy();
-    if (cfg::dO_stages == 2 && !last)
-        next.start_dO_copy();
-
-    const float scale_log2 = args.forward.softmax_scale * log2_e;
-    const bool plain = at.block >= work.queries.plain_begin && at.block < work.queries.plain_end;
-#pragma unroll
-    for (int slice = 0; slice < cfg::slices; ++slice) {
-        ScoreAccumulator S = {}, dP = {};
-        warp.scores(S, shared.K(), shared.Q(step), slice);   // @product S
-        warp.scores(dP, shared.V(), shared.dO(step), slice); // @product dP
-        const Terms terms = shared.terms(step);
-        const int first_query = warp.first_query(slice);
-        ScoreGradients::exponentiate(S, terms, first_query, scale_log2); // @phase gradients of scores
-        ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2, // @phase gradients of scores
-                                      args.forward.capping_scale);
-        if (!plain)
-            ScoreGradients::mask(S, dP, work.window, work.first_key + warp.first_key, at.first_row + first_query);
-
-        Weights P, dS;
-        round_to_operand<cfg::dtype>(P, S);
-        round_to_operand<cfg::dtype>(dS, dP);
-        store_weights(shared.dS(), warp.first_key, first_query, dS);
-        if constexpr (cfg::parts > 1)
-            store_weights(shared.P(), warp.first_key, first_query, P);
-        warp.own_gradient(warp.dV, P, shared.dO(step), slice); // @product dV
-        warp.own_gradient(warp.dK, dS, shared.Q(step), slice); // @product dK
-    }
-    // After this barrier dS, and P if it is there, is visible to all warps. With one part, every warp has finished with
-    // Q and dO.
-    __syncthreads();
-    if constexpr (cfg::parts > 1) {
-        warp.others_gradient(warp.dV, shared.P(), shared.dO(step)); // @product dV
-        warp.others_gradient(warp.dK, shared.dS(), shared.Q(step)); // @product dK
-        if (cfg::Q_stages == 1 || cfg::dO_stages == 1)
-            __syncthreads(); // every warp has finished with Q and dO
-    }
-    if (cfg::Q_stages == 1 && !last)
-        next.start_Q_copy();
-    if (cfg::dO_stages == 1 && !last)
-        next.start_dO_copy();
-    next.advance();
-
     Sums::Accumulator dQ = {};
-    warp.queries_gradient(dQ); // @product dQ
+    warp.queries_gradient(dQ, step); // @product dQ
     float *sums =
         args.dQ_sums + (padded_row<cfg::B_r>(args, work.sequence, at.head, work.tile.batch) + at.first_row) * cfg::d_head;
     if constexpr (cfg::ordered) {
@@ -273,6 +222,76 @@ DEVICE void query_step(Warp &warp, NextQueries &next, int step, int steps) {
     } else {
         Sums::add(sums, dQ);
     }
+}
+
+// One block of queries.
+DEVICE void query_step(Warp &warp, NextQueries &next, int step, int steps) {
+    const BackwardArguments &args = next.args;
+    const Work &work = next.work;
+    const SharedMemory &shared = warp.shared;
+    const QueryStep at = QuerySteps<Work>{args, work}.at(step);
+    const bool last = step + 1 == steps;
+    Copies::wait<0>(); // @operand Q
+    // After this barrier every thread's part of Q and dO (and of K and V) is visible to all warps, as is dS of the previous
+    // step; and every warp has finished the products before it, so that P, a buffer of dS and the other stage may be
+    // overwritten.
+    __syncthreads();
+    if (cfg::Q_stages == 2 && !last)
+        next.start_Q_copy();
+    if (cfg::dO_stages == 2 && !last)
+        next.start_dO_copy();
+
+    // Of the warps that share a scheduler, one multiplies for dQ while the other exponentiates. In order, all add at once.
+    const bool dQ_first = cfg::n_warps > schedulers && !cfg::ordered && warp.warp / schedulers % 2;
+    if (cfg::late_dQ && dQ_first && step > 0)
+        add_queries_gradient(warp, args, work, step - 1);
+
+    const float scale_log2 = args.forward.softmax_scale * log2_e;
+    const bool plain = at.block >= work.queries.plain_begin && at.block < work.queries.plain_end;
+#pragma unroll
+    for (int slice = 0; slice < cfg::slices; ++slice) {
+        ScoreAccumulator S = {}, dP = {};
+        const Terms terms = shared.terms(step);
+        const int first_query = warp.first_query(slice);
+        warp.scores(S, shared.K(), shared.Q(step), slice); // @product S
+        // Ahead of the products dP, so that the assembler puts them in between.
+        ScoreGradients::exponentiate(S, terms, first_query, scale_log2); // @phase gradients of scores
+        warp.scores(dP, shared.V(), shared.dO(step), slice);             // @product dP
+        ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2, // @phase gradients of scores
+                                      args.forward.capping_scale);
+        if (!plain)
+            ScoreGradients::mask(S, dP, work.window, work.first_key + warp.first_key, at.first_row + first_query);
+
+        Weights P, dS;
+        round_to_operand<cfg::dtype>(P, S);
+        round_to_operand<cfg::dtype>(dS, dP);
+        store_weights(shared.dS(step), warp.first_key, first_query, dS);
+        if constexpr (cfg::parts > 1)
+            store_weights(shared.P(), warp.first_key, first_query, P);
+        warp.own_gradient(warp.dV, P, shared.dO(step), slice); // @product dV
+        warp.own_gradient(warp.dK, dS, shared.Q(step), slice); // @product dK
+    }
+    if (cfg::late_dQ && !dQ_first && step > 0)
+        add_queries_gradient(warp, args, work, step - 1);
+
+    // After this barrier dS, and P if it is there, is visible to all warps. With one part, every warp has finished with
+    // Q and dO: a late dQ needs the barrier for nothing else.
+    if (!cfg::late_dQ || cfg::parts > 1 || cfg::Q_stages == 1 || cfg::dO_stages == 1)
+        __syncthreads();
+    if constexpr (cfg::parts > 1) {
+        warp.others_gradient(warp.dV, shared.P(), shared.dO(step)); // @product dV
+        warp.others_gradient(warp.dK, shared.dS(step), shared.Q(step)); // @product dK
+        if (cfg::Q_stages == 1 || cfg::dO_stages == 1)
+            __syncthreads(); // every warp has finished with Q and dO
+    }
+    if (cfg::Q_stages == 1 && !last)
+        next.start_Q_copy();
+    if (cfg::dO_stages == 1 && !last)
+        next.start_dO_copy();
+    next.advance();
+
+    if constexpr (!cfg::late_dQ)
+        add_queries_gradient(warp, args, work, step);
 }
 
 DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemory shared) {
@@ -294,6 +313,10 @@ DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemor
 #pragma unroll 1
         for (int step = 0; step < steps; ++step)
             query_step(warp, next, step, steps);
+        if constexpr (cfg::late_dQ) {
+            __syncthreads(); // dS of the last block is visible to all warps
+            add_queries_gradient(warp, args, work, steps - 1);
+        }
     }
 #pragma unroll
     for (int m = 0; m < shape::row_tiles; ++m)

@@ -33,6 +33,8 @@ class AmpereBackwardKernelConfig:
     """A warp computes S and dP of its queries in so many slices, one after the other, to need fewer registers."""
     swizzled: bool = True
     """XOR-swizzle the shared-memory layout."""
+    late_dQ: bool = False
+    """dQ is computed a step late, from a second buffer of dS: some warps multiply while others exponentiate."""
     ordered: bool = False
     """Blocks of keys add to dQ in a fixed order, so that its bits are the same in every run."""
 
@@ -76,5 +78,5 @@ class AmpereBackwardKernelConfig:
 
 COUNTS = {"parts": "parts", "slices": "slices"}
 """Fields that are counts, by their names in short forms, where 1 is left out."""
-OPTIONS = {"swizzled": "swizzled", "ordered": "ordered"}
+OPTIONS = {"swizzled": "swizzled", "late_dQ": "late_dQ", "ordered": "ordered"}
 """Fields that are on or off, by their names in short forms."""

@@ -37,6 +37,11 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "16-byte vectors are permuted within each bank line, so that eight rows of one column lie in different banks",
         "rows lie one after the other, so that eight rows of one column lie in the same banks and take turns",
     ),
+    "late_dQ": (
+        "dQ of a block is computed in the next step, from a second buffer of dS: of the warps that share a scheduler, "
+        "some multiply while others exponentiate",
+        "dQ of a block is computed at the end of its step, by all warps at once",
+    ),
     "ordered": ORDERED,
 }
 _SLICES = (
@@ -94,7 +99,7 @@ def shapes(config: AmpereBackwardKernelConfig) -> tuple[Shape, ...]:
         "dQ_column_parts": "groups of warps along its columns",
         "key_bytes": "of K, and again of V, in shared memory",
         "query_bytes": "of a stage of Q or dO",
-        "weight_bytes": "of dS, and of P where warps share keys",
+        "weight_bytes": "of a buffer of dS, and of P where warps share keys",
         "terms_bytes": "of what is known of each row of Q: its log-sum-exp, and O·dO",
     }
     return tuple(Shape(name, getattr(derived, name), meaning) for name, meaning in meanings.items())
@@ -156,7 +161,10 @@ def shared_map(config: AmpereBackwardKernelConfig) -> SharedMap:
             name = f"{operand}, stage {stage}" if stages > 1 else operand
             note = ("even steps", "odd steps")[stage] if stages > 1 else "every step"
             regions.append(SharedRegion(name, operand, start + stage * derived.query_bytes, derived.query_bytes, note))
-    regions.append(SharedRegion("dS", "dS", derived.dS_offset, derived.weight_bytes))
+    for buffer in range(derived.dS_buffers):
+        name, note = (f"dS, buffer {buffer}", ("even steps", "odd steps")[buffer]) if config.late_dQ else ("dS", "")
+        start = derived.dS_offset + buffer * derived.weight_bytes
+        regions.append(SharedRegion(name, "dS", start, derived.weight_bytes, note))
     if config.parts > 1:
         regions.append(SharedRegion("P", "P", derived.P_offset, derived.weight_bytes))
     terms = config.Q_stages * derived.terms_bytes

@@ -34,8 +34,8 @@ class AmpereBackwardShapes:
         config = self.config
         if config.n_warps % config.parts or config.B_c % (self.key_groups * MMA_ROWS):
             raise ValueError(
-                f"warps: {config.n_warps} warps do not share B_c = {config.B_c} keys evenly, {config.parts} to the same "
-                f"keys and {MMA_ROWS} keys or a multiple for each"
+                f"warps: {config.n_warps} warps do not share B_c = {config.B_c} keys evenly, {config.parts} to the "
+                f"same keys and {MMA_ROWS} keys or a multiple for each"
             )
         if config.B_r % (config.parts * config.slices * MMA_ROWS):
             raise ValueError(
@@ -177,8 +177,12 @@ class AmpereBackwardShapes:
 
     @property
     def weight_bytes(self) -> int:
-        """Of dS, and of P where warps share keys."""
+        """Of a buffer of dS, and of P where warps share keys."""
         return self.config.B_c * self.config.B_r * ELEMENT_BYTES
+
+    @property
+    def dS_buffers(self) -> int:
+        return 2 if self.config.late_dQ else 1
 
     @property
     def terms_bytes(self) -> int:
@@ -207,7 +211,7 @@ class AmpereBackwardShapes:
 
     @property
     def P_offset(self) -> int:
-        return self.dS_offset + self.weight_bytes
+        return self.dS_offset + self.dS_buffers * self.weight_bytes
 
     @property
     def terms_offset(self) -> int:
