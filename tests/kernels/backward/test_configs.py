@@ -20,7 +20,7 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.registry import families, family_of, parse_config, rejection_reason, tile_shapes
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import LONG
+from flashwright.problem.lengths import LONG, LONGEST
 
 AMPERE = AmpereBackwardKernelConfig(DType.BF16, 128, 64, 128, 8, Q_stages=2)
 HOPPER = HopperBackwardKernelConfig(DType.BF16, 128, 64, 128)
@@ -323,6 +323,18 @@ def test_the_ampere_default_fits_a_gpu_with_little_shared_memory(d_head):
     small = GPUModel.of_architecture("small", "sm_89")
     config = AMPERE_BACKWARD.default_config(occasion(DType.BF16, d_head, small))
     assert tile_shapes(config).shared_bytes <= architecture("sm_89").shared_bytes_per_block
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("d_head", AMPERE_BACKWARD.d_heads)
+def test_ampere_defaults_leave_8_warps_room_on_a_large_gpu(d_head, arch):
+    """Thread blocks of 4 warps come in pairs."""
+    gpu = GPUModel.of_architecture("large", arch)
+    for causal, length in ((False, LONG), (True, LONG), (True, LONGEST)):
+        config = AMPERE_BACKWARD.default_config(Occasion(DType.BF16, d_head, causal, length, length, gpu))
+        assert rejection_reason(config) is None
+        blocks = 8 // config.n_warps
+        assert blocks * (tile_shapes(config).shared_bytes + 1024) <= gpu.shared_bytes_per_sm
 
 
 def occasion(dtype: DType, d_head: int, gpu: GPUModel | None = None) -> Occasion:
