@@ -9,6 +9,7 @@ from flashwright.hardware.units import BANK_LINE_BYTES, ELEMENT_BYTES, VECTOR_BY
 
 MOST_SHARED_BYTES = max(architecture.shared_bytes_per_block for architecture in ARCHITECTURES.values())
 """Of a thread block, on any GPU."""
+MOST_PANEL_COLUMNS = BANK_LINE_BYTES // ELEMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class SharedLayout:
     @classmethod
     def of(cls, columns: int, *others: int, swizzled: bool) -> SharedLayout:
         """Of the widest panels that divide the columns, and all `others`."""
-        panel = next(c for c in (64, 32, 16) if all(width % c == 0 for width in (columns, *others)))
+        panel = next(c for c in (MOST_PANEL_COLUMNS, 32, 16) if all(width % c == 0 for width in (columns, *others)))
         # 2^bits vectors fill a panel row; as many bits of the bank line's index are XORed onto them.
         vectors = panel * ELEMENT_BYTES // VECTOR_BYTES
         line_bit = BANK_LINE_BYTES.bit_length() - 1

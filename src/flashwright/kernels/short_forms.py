@@ -8,18 +8,27 @@ from typing import Any
 
 from flashwright.kernels.naming import ConfigT, mangled_fields, nearest_hint, parse_cpp_fields
 
+_NO_COUNTS: Mapping[str, str] = {}
+
 
 def config_parser(
-    config_type: Callable[..., ConfigT], prefix: str, numbers: str, options: Mapping[str, str], example: str
+    config_type: Callable[..., ConfigT],
+    prefix: str,
+    numbers: str,
+    options: Mapping[str, str],
+    example: str,
+    counts: Mapping[str, str] = _NO_COUNTS,
 ) -> Callable[[str], ConfigT]:
-    """Reads configs whose fields are a dtype, four sizes, the groups of the expression `numbers`, and switches, by
-    their names in short forms: `options`."""
+    """Reads configs whose fields are a dtype, four sizes, the groups of the expression `numbers`, counts, and switches,
+    by their names in short forms: `counts`, with a number behind the name and 1 where they are left out, and
+    `options`."""
     type_name = config_type.__name__
+    allowed = (*(f"{token}_N" for token in counts), *options)
     sizes = r",\s*(\d+)\s*" * 4
     words = r"\s+".join(prefix.split())
     short_form = re.compile(rf"{words}\s*\(\s*(\w+)\s*{sizes}\)\s*:\s*{numbers}((?:\+\w+)*)", re.IGNORECASE)
     cpp_struct = re.compile(rf"{type_name}\s*\{{([^{{}}]*)\}}")
-    never_zero = short_form.groups - 1  # all fields but the switches
+    never_zero = short_form.groups - 1 + len(counts)  # all fields but the switches
 
     def parse(text: str) -> ConfigT:
         if match := cpp_struct.search(text):
@@ -35,13 +44,22 @@ def config_parser(
         )
 
     def _switches(given: list[str], text: str) -> dict[str, Any]:
+        values: dict[str, Any] = dict.fromkeys(options.values(), False)
+        seen = set()
         for token in given:
-            if token not in options:
+            count = re.fullmatch(r"(\w+)_(\d+)", token)
+            name = count[1] if count and count[1] in counts else token
+            if name not in options and not (count and name in counts):
                 raise ValueError(
-                    f"unknown option {token!r} in {text!r}; allowed: {', '.join(options)}{nearest_hint(token, options)}"
+                    f"unknown option {token!r} in {text!r}; allowed: {', '.join(allowed)}{nearest_hint(token, allowed)}"
                 )
-            if given.count(token) > 1:
-                raise ValueError(f"option {token!r} is given twice in {text!r}")
-        return {name: token in given for token, name in options.items()}
+            if name in seen:
+                raise ValueError(f"option {name!r} is given twice in {text!r}")
+            seen.add(name)
+            if name in options:
+                values[options[name]] = True
+            elif count:
+                values[counts[name]] = int(count[2])
+        return values
 
     return parse

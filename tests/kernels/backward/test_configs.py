@@ -20,7 +20,7 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.registry import families, family_of, parse_config, rejection_reason, tile_shapes
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import LONG
+from flashwright.problem.lengths import LONG, LONGEST
 
 AMPERE = AmpereBackwardKernelConfig(DType.BF16, 128, 64, 128, 8, Q_stages=2)
 HOPPER = HopperBackwardKernelConfig(DType.BF16, 128, 64, 128)
@@ -36,6 +36,9 @@ ampere_configs = st.builds(
     st.integers(1, 16),
     st.integers(1, 2),
     st.integers(1, 2),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 4]),
+    switches,
     switches,
     switches,
 )
@@ -69,7 +72,8 @@ def test_the_short_form_and_the_kernel_name_parse_back(config):
     "text",
     [
         "ampere backward (FP16, 64, 64, 64, 4): stages_2_1+swizzled",
-        "ampere backward (FP16, 32, 32, 32, 2): stages_2_1+swizzled+ordered",
+        "ampere backward (FP16, 32, 32, 32, 2): stages_2_1+slices_2+swizzled+ordered",
+        "ampere backward (FP16, 64, 32, 32, 4): stages_1_1+parts_2+late_dQ",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+ordered",
     ],
@@ -84,7 +88,11 @@ def test_the_names_of_a_config():
         "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+ordered"
     )
     assert AMPERE.kernel_name() == (
-        "ampere_backward_kernel<AmpereBackwardKernelConfig{DType::BF16, 128, 64, 128, 8, 2, 1, true, false}>"
+        "ampere_backward_kernel<AmpereBackwardKernelConfig"
+        "{DType::BF16, 128, 64, 128, 8, 2, 1, 1, 1, true, false, false}>"
+    )
+    assert str(replace(AMPERE, parts=2, slices=4)) == (
+        "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+parts_2+slices_4+swizzled"
     )
     assert str(HOPPER) == "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P"
     assert HOPPER.kernel_name() == (
@@ -97,7 +105,7 @@ def test_the_names_of_a_config():
     [
         "ampere backward(BF16,128,64,128,8):stages_2_1+swizzled",
         "  Ampere  Backward (bfloat16, 128, 64, 128, 8): stages_2_1+swizzled ",
-        "AmpereBackwardKernelConfig{(DType)15, (int)128, (int)64, (int)128, (int)8, (int)2, (int)1, (bool)1}",
+        "AmpereBackwardKernelConfig{(DType)15, (int)128, (int)64, (int)128, (int)8, (int)2, (int)1, 1, 1, (bool)1}",
     ],
 )
 def test_other_ways_to_write_a_config(text):
@@ -127,9 +135,11 @@ def test_a_text_that_names_no_config_is_refused_with_what_is_wrong(config, chang
         parse_config(change(str(config)))
 
 
-@pytest.mark.parametrize("name", ["AmpereBackwardKernelConfig", "HopperBackwardKernelConfig"])
-def test_a_struct_with_too_few_fields_is_refused(name):
-    with pytest.raises(ValueError, match=r"has 2 fields; expected 7 to 9: dtype, d_head, B_r"):
+@pytest.mark.parametrize(
+    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 9")]
+)
+def test_a_struct_with_too_few_fields_is_refused(name, expected):
+    with pytest.raises(ValueError, match=rf"has 2 fields; expected {expected}: dtype, d_head, B_r"):
         parse_config(name + "{DType::BF16, 128}")
 
 
@@ -142,6 +152,8 @@ def test_a_struct_with_too_few_fields_is_refused(name):
         (AMPERE, {"n_warps": 17}, "n_warps: 17 is not allowed; allowed: positive multiples of 1 up to 16"),
         (AMPERE, {"Q_stages": 3}, "Q_stages: 3 is not allowed; allowed: 1, 2"),
         (AMPERE, {"dO_stages": 0}, "dO_stages: 0 is not allowed; allowed: 1, 2"),
+        (AMPERE, {"parts": 3}, "parts: 3 is not allowed; allowed: 1, 2, 4"),
+        (AMPERE, {"slices": 0}, "slices: 0 is not allowed; allowed: 1, 2, 4"),
         (AMPERE, {"B_r": 64.0}, "B_r: 64.0 is not an integer"),
         (AMPERE, {"swizzled": 2}, "swizzled: 2 is not a truth value"),
         (HOPPER, {"d_head": 96}, "d_head: 96 is not allowed; allowed: 64, 128, 256"),
@@ -164,10 +176,23 @@ def test_values_that_no_kernel_has_are_refused_by_name(config, changes, message)
 def test_the_shapes_of_an_ampere_config_by_hand():
     """K and V of 128 keys, two stages of Q and one of dO, dS; 8 warps of 16 keys each, P in registers."""
     shapes = AmpereBackwardShapes(AMPERE)
-    assert (shapes.threads, shapes.keys_per_warp, shapes.parts, shapes.weights_in_registers) == (256, 16, 1, True)
+    assert (shapes.threads, shapes.keys_per_warp, shapes.slice_queries) == (256, 16, 64)
     assert (shapes.key_bytes, shapes.query_bytes, shapes.weight_bytes) == (32_768, 16_384, 16_384)
     assert (shapes.gradient_registers, shapes.score_registers, shapes.dQ_registers) == (64, 32, 32)
     assert shapes.shared_bytes == 2 * 32_768 + 3 * 16_384 + 16_384 + 2 * 512
+
+
+def test_the_shapes_of_an_ampere_config_whose_warps_share_keys_by_hand():
+    """Pairs of warps have 32 keys, half of the queries and half of the columns each; P lies beside dS. A warp's part of
+    dQ is square."""
+    config = replace(AMPERE, parts=2, slices=2)
+    shapes = AmpereBackwardShapes(config)
+    assert (shapes.key_groups, shapes.keys_per_warp, shapes.row_tiles, shapes.slice_queries) == (4, 32, 2, 16)
+    assert (shapes.gradient_registers, shapes.score_registers, shapes.dQ_registers) == (64, 16, 32)
+    assert (shapes.dQ_row_groups, shapes.dQ_column_parts) == (2, 4)
+    assert shapes.shared_bytes == 2 * 32_768 + 3 * 16_384 + 2 * 16_384 + 2 * 512
+    late = AmpereBackwardShapes(replace(config, late_dQ=True))
+    assert late.shared_bytes == shapes.shared_bytes + 16_384
 
 
 def test_the_shapes_of_a_hopper_config_by_hand():
@@ -180,26 +205,29 @@ def test_the_shapes_of_a_hopper_config_by_hand():
 
 
 REFUSED = {
-    "ampere: keys": ("ampere backward (BF16, 128, 64, 64, 3): stages_1_1", "warps: 3 warps do not share B_c = 64 keys"),
-    "ampere: too many warps for the keys": (
-        "ampere backward (BF16, 128, 64, 32, 16): stages_1_1",
-        "warps: 16 warps at B_c = 32 keys, B_r = 64 queries: 8 warps would share the same keys; allowed: 1, or 2",
+    "ampere: keys": (
+        "ampere backward (BF16, 128, 64, 64, 3): stages_1_1",
+        "warps: 3 warps do not share B_c = 64 keys evenly, 1 to the same keys and 16 keys or a multiple for each",
     ),
-    "ampere: rows of dQ": (
-        "ampere backward (BF16, 128, 48, 64, 4): stages_1_1",
-        "warps: 4 warps do not share B_r = 48 rows of dQ evenly",
+    "ampere: too many warps for the keys": (
+        "ampere backward (BF16, 128, 64, 32, 16): stages_1_1+parts_4",
+        "warps: 16 warps do not share B_c = 32 keys evenly, 4 to the same keys",
+    ),
+    "ampere: queries": (
+        "ampere backward (BF16, 128, 64, 64, 8): stages_1_1+parts_2+slices_4",
+        "warps: 2 parts and 4 slices do not share B_r = 64 queries evenly, 16 or a multiple for each",
     ),
     "ampere: columns of dK": (
-        "ampere backward (BF16, 96, 64, 64, 8): stages_1_1",
+        "ampere backward (BF16, 96, 64, 64, 8): stages_1_1+parts_2",
         "columns: 2 warps share d_head = 96 columns of dK and dV; each needs a multiple of 32",
     ),
-    "ampere: columns of dQ": (
+    "ampere: dQ": (
         "ampere backward (BF16, 32, 16, 128, 8): stages_1_1",
-        "columns: 8 warps share d_head = 32 columns of dQ; each needs a multiple of 16",
+        "warps: 8 warps do not share B_r = 16 rows and d_head = 32 columns of dQ evenly, 16 or a multiple for each",
     ),
     "ampere: shared memory": (
-        "ampere backward (BF16, 256, 128, 128, 16): stages_2_2",
-        "shared memory: ampere backward (BF16, 256, 128, 128, 16): stages_2_2 needs 460800 bytes; a thread block has",
+        "ampere backward (BF16, 256, 128, 128, 16): stages_2_2+parts_2",
+        "shared memory: ampere backward (BF16, 256, 128, 128, 16): stages_2_2+parts_2 needs 460800 bytes",
     ),
     "ampere: registers": (
         "ampere backward (BF16, 256, 64, 64, 4): stages_1_1",
@@ -268,6 +296,8 @@ def test_whatever_is_refused_is_refused_by_a_rule_and_the_rest_fits(config):
     [
         ({"swizzled": False}, "swizzle: without it, reads of shared memory meet in the same banks"),
         ({"d_head": 32, "n_warps": 2, "B_r": 32}, "warps: 64 keys of a warp leave too few registers"),
+        ({"n_warps": 4, "late_dQ": True, "B_c": 64}, "late dQ: of 4 warps, none shares a scheduler with another"),
+        ({"slices": 2}, "slices: without them, dK, dV, S and dP take 192 registers of a thread, which fit"),
     ],
 )
 def test_ampere_configs_that_cannot_be_fast_are_rejected(changes, reason):
@@ -293,6 +323,18 @@ def test_the_ampere_default_fits_a_gpu_with_little_shared_memory(d_head):
     small = GPUModel.of_architecture("small", "sm_89")
     config = AMPERE_BACKWARD.default_config(occasion(DType.BF16, d_head, small))
     assert tile_shapes(config).shared_bytes <= architecture("sm_89").shared_bytes_per_block
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("d_head", AMPERE_BACKWARD.d_heads)
+def test_ampere_defaults_leave_8_warps_room_on_a_large_gpu(d_head, arch):
+    """Thread blocks of 4 warps come in pairs."""
+    gpu = GPUModel.of_architecture("large", arch)
+    for causal, length in ((False, LONG), (True, LONG), (True, LONGEST)):
+        config = AMPERE_BACKWARD.default_config(Occasion(DType.BF16, d_head, causal, length, length, gpu))
+        assert rejection_reason(config) is None
+        blocks = 8 // config.n_warps
+        assert blocks * (tile_shapes(config).shared_bytes + 1024) <= gpu.shared_bytes_per_sm
 
 
 def occasion(dtype: DType, d_head: int, gpu: GPUModel | None = None) -> Occasion:

@@ -26,6 +26,10 @@ def test_in_order_sums_have_the_same_bits_whatever_the_order_of_thread_blocks(co
     expect_same_sums(config)
 
 
+def test_in_order_a_late_dQ_has_the_same_bits_too():
+    expect_same_sums(replace(AMPERE, late_dQ=True))
+
+
 @FAMILIES
 def test_in_any_order_sums_have_other_bits(config):
     with pytest.raises(AssertionError, match="the sums of dQ depend on the order"):

@@ -28,9 +28,9 @@ from flashwright.problem.window import Window
 from flashwright.runtime.simulated import BackwardSimulation
 
 AMPERE = "ampere backward (FP16, 64, 64, 64, 4): stages_2_1+swizzled"
-AMPERE_IN_PAIRS = "ampere backward (BF16, 64, 64, 64, 8): stages_1_1+swizzled"
-"""Pairs of warps share keys: P goes through shared memory."""
-AMPERE_WIDE_PAIRS = "ampere backward (BF16, 128, 64, 64, 8): stages_1_1+swizzled"
+AMPERE_IN_PAIRS = "ampere backward (BF16, 64, 64, 64, 8): stages_1_1+parts_2+swizzled"
+"""Pairs of warps share keys: each other's P goes through shared memory."""
+AMPERE_WIDE_PAIRS = "ampere backward (BF16, 128, 64, 64, 8): stages_1_1+parts_2+swizzled"
 """Each of a pair has a whole panel of columns."""
 HOPPER = "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P"
 HOPPER_PAIR = "hopper backward (BF16, 128, 64, 64, 2): stages_2_2"
@@ -54,19 +54,25 @@ CASES = {
         False,
     ),
     "a window on both sides, capped, 104 columns of 128": (
-        "ampere backward (BF16, 128, 64, 64, 4): stages_1_1+swizzled",
+        "ampere backward (BF16, 128, 64, 64, 4): stages_1_1+parts_2+swizzled",
         (1, 1, 1, 100, 150, 104),
         AttentionOptions(Window(left=30, right=40), softcap=2.0),
         True,
     ),
+    "causal, grouped heads, dQ late": (
+        "ampere backward (BF16, 64, 32, 64, 8): stages_2_2+parts_2+swizzled+late_dQ",
+        (1, 4, 2, 100, 130, 64),
+        AttentionOptions(CAUSAL),
+        False,
+    ),
     "8 columns of 32": (
-        "ampere backward (FP16, 32, 128, 128, 8): stages_2_2+swizzled",
+        "ampere backward (FP16, 32, 128, 128, 4): stages_2_2+slices_4+swizzled",
         (1, 3, 1, 130, 129, 8),
         AttentionOptions(Window(left=70), scale=0.5),
         False,
     ),
     "200 columns of 256, one row": (
-        "ampere backward (BF16, 256, 32, 32, 4): stages_2_1+swizzled",
+        "ampere backward (BF16, 256, 64, 32, 4): stages_2_1+parts_4+swizzled",
         (2, 2, 1, 1, 65, 200),
         AttentionOptions(),
         True,

@@ -86,15 +86,15 @@ def test_five_products_a_step_are_counted(ampere, hopper):
 
 def test_the_phases_of_the_ampere_kernel_are_its_products_in_their_order(ampere):
     names = [phase.name for phase in ampere.timeline.phases]
-    step = ["S", "dP", "gradients of scores", "dV", "dK", "dQ"]
+    step = ["S", "gradients of scores", "dP", "gradients of scores", "dV", "dK", "dQ"]
     assert names == 2 * step
 
 
 def test_q_is_copied_a_step_ahead_and_do_during_the_step_before(ampere):
     flights = {flight.block: flight for flight in ampere.timeline.flights}
-    S, dV, dK = (next(p for p in ampere.timeline.phases if p.name == name) for name in ("S", "dV", "dK"))
+    S, dK, dQ = (next(p for p in ampere.timeline.phases if p.name == name) for name in ("S", "dK", "dQ"))
     assert flights["Q block 2"].issued < S.start  # two stages: before anything is computed
-    assert dV.end < flights["dO block 2"].start < dK.start  # one stage: when dV has read it
+    assert dK.end < flights["dO block 2"].start < dQ.start  # one stage: when all have read it
 
 
 def test_products_of_the_hopper_kernel_run_during_the_gradients_of_scores(hopper):

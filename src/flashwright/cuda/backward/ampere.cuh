@@ -5,8 +5,8 @@
 // computed transposed, a row per key: the probabilities and the gradients of the scores then are, in the registers that
 // hold them, the left operands of dV += Pᵀ·dO and dK += dSᵀ·Q. Only dS goes through shared memory, for dQ = dS·K.
 //
-// Warps stand in `key_groups` along the keys and `parts` along the other dimension of each product: queries in S and dP,
-// columns in dV and dK. With more than one part, P goes through shared memory too.
+// Warps stand in groups along the keys and in `parts` along the other dimension of each product: queries in S and dP,
+// columns in dV and dK. With more than one part P goes through shared memory too, for the warps of the other parts.
 #pragma once
 #include "attention/score_gradients.cuh"
 #include "attention/sources.cuh"
@@ -15,17 +15,20 @@
 #include "tile/products.cuh"
 #include "tile/store.cuh"
 
-constexpr int queries_per_part = cfg::B_r / shape::parts, columns_per_part = cfg::d_head / shape::parts;
+constexpr int queries_per_part = cfg::B_r / cfg::parts, columns_per_part = cfg::d_head / cfg::parts;
+constexpr int slice_queries = queries_per_part / cfg::slices;
+constexpr int schedulers = 4; // of a multiprocessor; warp w is served by scheduler w % 4
 constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 
 // Operands loaded 16 deep at a time. The assembler orders loads and products its own way.
 template <int depth, int outer> using Loaded = Fragments<depth / mma_depth, 1, outer / mma_depth, 1>;
 using ScoresLeft = Loaded<cfg::d_head, shape::keys_per_warp>;       // K in S, V in dP
-using ScoresRight = Loaded<cfg::d_head, queries_per_part>;          // Q in S, dO in dP
-using WeightsLeft = Loaded<cfg::B_r, shape::keys_per_warp>;         // P in dV, dS in dK, from shared memory
-using WeightsRight = Loaded<cfg::B_r, columns_per_part>;            // dO in dV, Q in dK
-// P and dS as operands in registers: of all queries, or of a warp's part of them, on their way to shared memory.
-using Weights = Fragments<queries_per_part / mma_depth, 1, shape::row_tiles, queries_per_part / mma_depth>;
+using ScoresRight = Loaded<cfg::d_head, slice_queries>;             // Q in S, dO in dP
+using OwnRight = Loaded<slice_queries, columns_per_part>;           // dO in dV, Q in dK, of the warp's own queries
+using OthersLeft = Loaded<queries_per_part, shape::keys_per_warp>;  // P in dV, dS in dK, of another part's queries
+using OthersRight = Loaded<queries_per_part, columns_per_part>;     // dO in dV, Q in dK
+// P and dS of a slice as operands in registers.
+using Weights = Fragments<slice_queries / mma_depth, 1, shape::row_tiles, slice_queries / mma_depth>;
 
 using Copies = BlockCopies<shape::threads, true>;
 using Work = KeyTileWork<cfg::B_r, cfg::B_c>;
@@ -34,7 +37,7 @@ using Terms = RowTerms<cfg::B_r>;
 using DQLeft = Loaded<cfg::B_c, Sums::row_tiles * mma_rows>;
 using DQRight = Loaded<cfg::B_c, cfg::d_head / shape::dQ_column_parts>;
 
-using ScoreAccumulator = float[shape::row_tiles][queries_per_part / mma_columns][accumulator_values];
+using ScoreAccumulator = float[shape::row_tiles][slice_queries / mma_columns][accumulator_values];
 using GradientAccumulator = float[shape::row_tiles][columns_per_part / mma_columns][accumulator_values];
 
 struct SharedMemory {
@@ -45,96 +48,143 @@ struct SharedMemory {
     DEVICE uint32 Q(int step) const { return base + shape::Q_offset + step % cfg::Q_stages * shape::query_bytes; }
     DEVICE uint32 dO(int step) const { return base + shape::dO_offset + step % cfg::dO_stages * shape::query_bytes; }
     DEVICE uint32 P() const { return base + shape::P_offset; }
-    DEVICE uint32 dS() const { return base + shape::dS_offset; }
+    DEVICE uint32 dS(int step) const { return base + shape::dS_offset + step % shape::dS_buffers * shape::weight_bytes; }
     DEVICE Terms terms(int step) const {
         return {base + shape::terms_offset + step % cfg::Q_stages * Terms::bytes};
     }
 };
 
-// Where Q and dO come from.
-struct Queries {
+// What a thread copies of the next block of queries, and from where. Addresses move on from block to block: finding them
+// anew would take a step some hundred instructions.
+struct NextQueries {
+    using Slice = BlockSlice<cfg::B_r, shape::threads>;
+    static constexpr int vector_rows = vector_bytes / sizeof(float), term_vectors = cfg::B_r / vector_rows;
+
     const BackwardArguments &args;
     const Work &work;
     SharedMemory shared;
+    int step = 0;
+    const char *Q, *dO;       // this thread's first vectors
+    const float *lse, *dot;   // the block's first row
 
-    DEVICE QueryStep at(int step) const { return QuerySteps<Work>{args, work}.at(step); }
-    DEVICE int64 padded(const QueryStep &step) const {
-        return padded_row<cfg::B_r>(args, work.sequence, step.head, work.tile.batch) + step.first_row;
+    DEVICE NextQueries(const BackwardArguments &args, const Work &work, SharedMemory shared)
+        : args(args), work(work), shared(shared) {
+        find();
     }
 
-    DEVICE void start_Q_copy(int step) const {
-        const QueryStep at = this->at(step);
-        start_terms_copy(shared.terms(step), padded(at));
-        start_copy(shared.Q(step), args.forward.Q, at); // @operand Q
+    DEVICE void start_Q_copy() const {
+        start_terms_copy();
+        start_copy(shared.Q(step), Q, args.forward.Q); // @operand Q
     }
-    DEVICE void start_dO_copy(int step) const { start_copy(shared.dO(step), args.dO, at(step)); } // @operand dO
+    DEVICE void start_dO_copy() const { start_copy(shared.dO(step), dO, args.dO); } // @operand dO
+
+    DEVICE void advance() {
+        ++step;
+        if (variant::grouped_heads && step % work.queries.count == 0) {
+            find();
+        } else {
+            Q += cfg::B_r * row_stride_bytes<0>(args.forward.Q);
+            dO += cfg::B_r * row_stride_bytes<0>(args.dO);
+            lse += cfg::B_r;
+            dot += cfg::B_r;
+        }
+    }
 
   private:
-    DEVICE void start_copy(uint32 target, const TensorView &tensor, const QueryStep &at) const {
+    DEVICE QueryStep at() const { return QuerySteps<Work>{args, work}.at(step); }
+
+    DEVICE void find() {
+        const QueryStep at = this->at();
+        Q = first_vector(args.forward.Q, at);
+        dO = first_vector(args.dO, at);
+        const int64 row = padded_row<cfg::B_r>(args, work.sequence, at.head, work.tile.batch) + at.first_row;
+        lse = args.row_lse + row;
+        dot = args.row_dot + row;
+    }
+    DEVICE const char *first_vector(const TensorView &tensor, const QueryStep &at) const {
         const int64 stride = row_stride_bytes<0>(tensor);
-        const char *rows = head_start(tensor, variant::variable_lengths ? 0 : work.tile.batch, at.head) +
-                           (work.sequence.q_start + at.first_row) * stride;
-        Copies::start<cfg::B_r>(target, rows, stride, work.sequence.q_length - at.first_row, threadIdx.x);
+        return head_start(tensor, variant::variable_lengths ? 0 : work.tile.batch, at.head) +
+               (work.sequence.q_start + at.first_row) * stride + Slice(threadIdx.x).global_offset(0, stride);
+    }
+    DEVICE void start_copy(uint32 target, const char *first, const TensorView &tensor) const {
+        Copies::start_from<cfg::B_r>(target, first, row_stride_bytes<0>(tensor),
+                                     work.sequence.q_length - at().first_row, threadIdx.x);
     }
     // Part of the group that the next copy closes.
-    DEVICE void start_terms_copy(const Terms &terms, int64 row) const {
-        constexpr int vector_rows = vector_bytes / sizeof(float), vectors = cfg::B_r / vector_rows;
+    DEVICE void start_terms_copy() const {
+        const uint32 target = shared.terms(step).shared;
 #pragma unroll
-        for (int first = 0; first < 2 * vectors; first += shape::threads) {
-            const int place = first + threadIdx.x, i = place % vectors;
-            if (place < vectors)
-                cp_async_16B(terms.shared + i * vector_bytes, args.row_lse + row + i * vector_rows);
-            else if (place < 2 * vectors)
-                cp_async_16B(terms.shared + Terms::array_bytes + i * vector_bytes, args.row_dot + row + i * vector_rows);
+        for (int first = 0; first < 2 * term_vectors; first += shape::threads) {
+            const int place = first + threadIdx.x, i = place % term_vectors;
+            if (place < 2 * term_vectors)
+                cp_async_16B(target + place * vector_bytes, (place < term_vectors ? lse : dot) + i * vector_rows);
         }
     }
 };
 
-// Writes a warp's part of P or dS into a block with a row per key.
+// Writes a slice of a warp's P or dS into a block with a row per key. Rows 8 apart differ by a constant, as the swizzle's
+// period divides 8; a slice's columns lie in one panel, or begin with a whole one.
 DEVICE void store_weights(uint32 block, int first_row, int first_column, Weights &weights) {
+    const uint32 first_vector = first_column / vector_elements;
+    const uint32 panel = block + first_vector / layout::panel_vectors * (cfg::B_c * layout::row_bytes);
+    const uint32 lane_offset = vector_offset<cfg::B_c>(first_row + accumulator_row(0, 0), first_vector % layout::panel_vectors) +
+                               accumulator_column() * element_bytes;
 #pragma unroll
-    for (int m = 0; m < shape::row_tiles; ++m)
+    for (int vector = 0; vector < 2 * Weights::tiles; ++vector) {
+        const uint32 column = panel + vector / layout::panel_vectors * (cfg::B_c * layout::row_bytes) +
+                              (lane_offset ^ vector % layout::panel_vectors * vector_bytes);
 #pragma unroll
-        for (int k = 0; k < Weights::tiles; ++k)
+        for (int m = 0; m < shape::row_tiles; ++m)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) // as `mma` has A: rows 0 and 8, columns 0, then columns 8
-                store_shared_4B(block + vector_offset<cfg::B_c>(first_row + accumulator_row(m, i % 2),
-                                                                first_column / vector_elements + 2 * k + i / 2) +
-                                    accumulator_column() * element_bytes,
-                                weights.block(k, 0, m)[i]);
+            for (int half = 0; half < halves; ++half) // as `mma` has A: rows 0 and 8, columns 0, then columns 8
+                store_shared_4B(column + (mma_rows * m + fragment * half) * layout::row_bytes,
+                                weights.block(vector / 2, 0, m)[vector % 2 * 2 + half]);
+    }
 }
 
 // What a warp holds from the first block of queries to the last.
 struct Warp {
     const SharedMemory shared;
     const int warp = threadIdx.x / warp_threads;
-    const int first_key = warp / shape::parts * shape::keys_per_warp, part = warp % shape::parts;
+    const int first_key = warp / cfg::parts * shape::keys_per_warp, part = warp % cfg::parts;
     GradientAccumulator dK = {}, dV = {};
 
-    // S = K·Qᵀ, or dP = V·dOᵀ, of the warp's keys and its part of the queries.
-    DEVICE void scores(ScoreAccumulator &c, uint32 keys, uint32 queries) const {
+    // The first query of the warp's slice.
+    DEVICE int first_query(int slice) const { return part * queries_per_part + slice * slice_queries; }
+
+    // S = K·Qᵀ, or dP = V·dOᵀ, of the warp's keys and a slice of its queries.
+    DEVICE void scores(ScoreAccumulator &c, uint32 keys, uint32 queries, int slice) const {
         SharedOperand<ScoresLeft, cfg::B_c, Role::A> left(keys + first_key * layout::row_bytes, lane_index());
-        SharedOperand<ScoresRight, cfg::B_r, Role::B> right(queries + part * queries_per_part * layout::row_bytes,
+        SharedOperand<ScoresRight, cfg::B_r, Role::B> right(queries + first_query(slice) * layout::row_bytes,
                                                             lane_index());
         matmul<cfg::dtype, Place::shared, Place::shared, false, false>(left, right, c);
     }
 
-    // dV += P·dO, or dK += dS·Q, of the warp's keys and its part of the columns. The weights are in registers, or in a
-    // block of shared memory.
-    DEVICE void gradient(GradientAccumulator &c, Weights &weights, uint32 block, uint32 queries) const {
-        SharedOperand<WeightsRight, cfg::B_r, Role::B_transposed> right(queries, lane_index(),
-                                                                        part * columns_per_part / mma_depth);
-        if constexpr (shape::weights_in_registers) {
-            matmul<cfg::dtype, Place::registers, Place::shared, false, false>(weights, right, c);
-        } else {
-            SharedOperand<WeightsLeft, cfg::B_c, Role::A> left(block + first_key * layout::row_bytes, lane_index());
+    // dV += P·dO, or dK += dS·Q, of the warp's keys and its part of the columns: the queries of a slice, whose weights
+    // are in registers.
+    DEVICE void own_gradient(GradientAccumulator &c, Weights &weights, uint32 queries, int slice) const {
+        SharedOperand<OwnRight, cfg::B_r, Role::B_transposed> right(
+            queries + first_query(slice) * layout::row_bytes, lane_index(), part * columns_per_part / mma_depth);
+        matmul<cfg::dtype, Place::registers, Place::shared, false, false>(weights, right, c);
+    }
+
+    // The same, of the queries of all other parts, whose weights are in a block of shared memory.
+    DEVICE void others_gradient(GradientAccumulator &c, uint32 weights, uint32 queries) const {
+#pragma unroll
+        for (int distance = 1; distance < cfg::parts; ++distance) {
+            const int other = (part + distance) % cfg::parts;
+            SharedOperand<OthersLeft, cfg::B_c, Role::A> left(weights + first_key * layout::row_bytes, lane_index(),
+                                                              other * queries_per_part / mma_depth);
+            SharedOperand<OthersRight, cfg::B_r, Role::B_transposed> right(
+                queries + other * queries_per_part * layout::row_bytes, lane_index(),
+                part * columns_per_part / mma_depth);
             matmul<cfg::dtype, Place::shared, Place::shared, false, false>(left, right, c);
         }
     }
 
     // dQ = dS·K: all keys, the warp's part of the block.
-    DEVICE void queries_gradient(Sums::Accumulator &c) const {
-        SharedOperand<DQLeft, cfg::B_c, Role::A_transposed> left(shared.dS(), lane_index(),
+    DEVICE void queries_gradient(Sums::Accumulator &c, int step) const {
+        SharedOperand<DQLeft, cfg::B_c, Role::A_transposed> left(shared.dS(step), lane_index(),
                                                                  Sums::first_row(warp) / mma_rows);
         SharedOperand<DQRight, cfg::B_c, Role::B_transposed> right(shared.K(), lane_index(),
                                                                    Sums::first_column(warp) / mma_depth);
@@ -153,55 +203,13 @@ struct Warp {
     }
 };
 
-// One block of queries.
-DEVICE void query_step(Warp &warp, const Queries &queries, int step, int steps) {
-    const BackwardArguments &args = queries.args;
-    const Work &work = queries.work;
-    const SharedMemory &shared = warp.shared;
-    const QueryStep at = queries.at(step);
-    const bool last = step + 1 == steps;
-    Copies::wait<0>(); // @operand Q
-    // After this barrier every thread's part of Q and dO (and of K and V) is visible to all warps, and every warp has
-    // finished the products of the previous step, so that dS, P and the other stage may be overwritten.
-    __syncthreads();
-    if (cfg::Q_stages == 2 && !last)
-        queries.start_Q_copy(step + 1);
-    if (cfg::dO_stages == 2 && !last)
-        queries.start_dO_copy(step + 1);
-
-    ScoreAccumulator S = {}, dP = {};
-    warp.scores(S, shared.K(), shared.Q(step));   // @product S
-    warp.scores(dP, shared.V(), shared.dO(step)); // @product dP
-    const Terms terms = shared.terms(step);
-    const float scale_log2 = args.forward.softmax_scale * log2_e;
-    const int first_query = warp.part * queries_per_part;
-    ScoreGradients::exponentiate(S, terms, first_query, scale_log2); // @phase gradients of scores
-    ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2, // @phase gradients of scores
-                                  args.forward.capping_scale);
-    if (at.block < work.queries.plain_begin || at.block >= work.queries.plain_end)
-        ScoreGradients::mask(S, dP, work.window, work.first_key + warp.first_key, at.first_row + first_query);
-
-    Weights P, dS;
-    round_to_operand<cfg::dtype>(P, S);
-    round_to_operand<cfg::dtype>(dS, dP);
-    store_weights(shared.dS(), warp.first_key, first_query, dS);
-    if constexpr (shape::weights_in_registers) {
-        warp.gradient(warp.dV, P, 0, shared.dO(step)); // @product dV
-    } else {
-        store_weights(shared.P(), warp.first_key, first_query, P);
-    }
-    // After this barrier dS, and P if it is there, is visible to all warps. Where P is in registers, every warp has
-    // finished with dO.
-    __syncthreads();
-    if constexpr (!shape::weights_in_registers)
-        warp.gradient(warp.dV, P, shared.P(), shared.dO(step)); // @product dV
-    if (shape::weights_in_registers && cfg::dO_stages == 1 && !last)
-        queries.start_dO_copy(step + 1);
-    warp.gradient(warp.dK, dS, shared.dS(), shared.Q(step)); // @product dK
-
+// dQ of one block of queries, added to its sums.
+DEVICE void add_queries_gradient(const Warp &warp, const BackwardArguments &args, const Work &work, int step) {
+    const QueryStep at = QuerySteps<Work>{args, work}.at(step);
     Sums::Accumulator dQ = {};
-    warp.queries_gradient(dQ); // @product dQ
-    float *sums = args.dQ_sums + queries.padded(at) * cfg::d_head;
+    warp.queries_gradient(dQ, step); // @product dQ
+    float *sums =
+        args.dQ_sums + (padded_row<cfg::B_r>(args, work.sequence, at.head, work.tile.batch) + at.first_row) * cfg::d_head;
     if constexpr (cfg::ordered) {
         const Turn turn = Turn::of<Work, cfg::B_r, cfg::B_c>(args, work, at);
         if (threadIdx.x == 0)
@@ -214,18 +222,79 @@ DEVICE void query_step(Warp &warp, const Queries &queries, int step, int steps) 
     } else {
         Sums::add(sums, dQ);
     }
+}
 
-    if (cfg::Q_stages == 1 || (!shape::weights_in_registers && cfg::dO_stages == 1)) {
-        __syncthreads(); // every warp has finished with Q, and with dO
-        if (cfg::Q_stages == 1 && !last)
-            queries.start_Q_copy(step + 1);
-        if (!shape::weights_in_registers && cfg::dO_stages == 1 && !last)
-            queries.start_dO_copy(step + 1);
+// One block of queries.
+DEVICE void query_step(Warp &warp, NextQueries &next, int step, int steps) {
+    const BackwardArguments &args = next.args;
+    const Work &work = next.work;
+    const SharedMemory &shared = warp.shared;
+    const QueryStep at = QuerySteps<Work>{args, work}.at(step);
+    const bool last = step + 1 == steps;
+    Copies::wait<0>(); // @operand Q
+    // After this barrier every thread's part of Q and dO (and of K and V) is visible to all warps, as is dS of the previous
+    // step; and every warp has finished the products before it, so that P, a buffer of dS and the other stage may be
+    // overwritten.
+    __syncthreads();
+    if (cfg::Q_stages == 2 && !last)
+        next.start_Q_copy();
+    if (cfg::dO_stages == 2 && !last)
+        next.start_dO_copy();
+
+    // Of the warps that share a scheduler, one multiplies for dQ while the other exponentiates. In order, all add at once.
+    const bool dQ_first = cfg::n_warps > schedulers && !cfg::ordered && warp.warp / schedulers % 2;
+    if (cfg::late_dQ && dQ_first && step > 0)
+        add_queries_gradient(warp, args, work, step - 1);
+
+    const float scale_log2 = args.forward.softmax_scale * log2_e;
+    const bool plain = at.block >= work.queries.plain_begin && at.block < work.queries.plain_end;
+#pragma unroll
+    for (int slice = 0; slice < cfg::slices; ++slice) {
+        ScoreAccumulator S = {}, dP = {};
+        const Terms terms = shared.terms(step);
+        const int first_query = warp.first_query(slice);
+        warp.scores(S, shared.K(), shared.Q(step), slice); // @product S
+        // Ahead of the products dP, so that the assembler puts them in between.
+        ScoreGradients::exponentiate(S, terms, first_query, scale_log2); // @phase gradients of scores
+        warp.scores(dP, shared.V(), shared.dO(step), slice);             // @product dP
+        ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2, // @phase gradients of scores
+                                      args.forward.capping_scale);
+        if (!plain)
+            ScoreGradients::mask(S, dP, work.window, work.first_key + warp.first_key, at.first_row + first_query);
+
+        Weights P, dS;
+        round_to_operand<cfg::dtype>(P, S);
+        round_to_operand<cfg::dtype>(dS, dP);
+        store_weights(shared.dS(step), warp.first_key, first_query, dS);
+        if constexpr (cfg::parts > 1)
+            store_weights(shared.P(), warp.first_key, first_query, P);
+        warp.own_gradient(warp.dV, P, shared.dO(step), slice); // @product dV
+        warp.own_gradient(warp.dK, dS, shared.Q(step), slice); // @product dK
     }
+    if (cfg::late_dQ && !dQ_first && step > 0)
+        add_queries_gradient(warp, args, work, step - 1);
+
+    // After this barrier dS, and P if it is there, is visible to all warps. With one part, every warp has finished with
+    // Q and dO: a late dQ needs the barrier for nothing else.
+    if (!cfg::late_dQ || cfg::parts > 1 || cfg::Q_stages == 1 || cfg::dO_stages == 1)
+        __syncthreads();
+    if constexpr (cfg::parts > 1) {
+        warp.others_gradient(warp.dV, shared.P(), shared.dO(step)); // @product dV
+        warp.others_gradient(warp.dK, shared.dS(step), shared.Q(step)); // @product dK
+        if (cfg::Q_stages == 1 || cfg::dO_stages == 1)
+            __syncthreads(); // every warp has finished with Q and dO
+    }
+    if (cfg::Q_stages == 1 && !last)
+        next.start_Q_copy();
+    if (cfg::dO_stages == 1 && !last)
+        next.start_dO_copy();
+    next.advance();
+
+    if constexpr (!cfg::late_dQ)
+        add_queries_gradient(warp, args, work, step);
 }
 
 DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemory shared) {
-    const Queries queries{args, work, shared};
     Warp warp{shared};
     const int steps = work.steps(args);
     if (steps > 0) {
@@ -237,11 +306,17 @@ DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemor
         };
         start_keys_copy(shared.K(), args.forward.K); // @operand K
         start_keys_copy(shared.V(), args.forward.V); // @operand V
-        queries.start_Q_copy(0);
-        queries.start_dO_copy(0);
+        NextQueries next(args, work, shared);
+        next.start_Q_copy();
+        next.start_dO_copy();
+        next.advance();
 #pragma unroll 1
         for (int step = 0; step < steps; ++step)
-            query_step(warp, queries, step, steps);
+            query_step(warp, next, step, steps);
+        if constexpr (cfg::late_dQ) {
+            __syncthreads(); // dS of the last block is visible to all warps
+            add_queries_gradient(warp, args, work, steps - 1);
+        }
     }
 #pragma unroll
     for (int m = 0; m < shape::row_tiles; ++m)

@@ -1,6 +1,6 @@
 """The Ampere family of backward kernels: `mma.sync`, `ldmatrix`, `cp.async`; every GPU from sm_80 on."""
 
-from flashwright.kernels.backward.ampere.config import OPTIONS, AmpereBackwardKernelConfig
+from flashwright.kernels.backward.ampere.config import COUNTS, OPTIONS, AmpereBackwardKernelConfig
 from flashwright.kernels.backward.ampere.defaults import ampere_backward_default
 from flashwright.kernels.backward.ampere.explain import EXPLANATION
 from flashwright.kernels.backward.ampere.ladder import LADDER
@@ -24,7 +24,8 @@ AMPERE_BACKWARD = KernelFamily(
         "ampere backward",
         r"stages_(\d+)_(\d+)",
         OPTIONS,
-        "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+swizzled",
+        "ampere backward (BF16, 128, 64, 128, 8): stages_2_1+parts_2+swizzled",
+        COUNTS,
     ),
     shapes=AmpereBackwardShapes,
     source=ampere_backward_source,

@@ -27,8 +27,14 @@ class AmpereBackwardKernelConfig:
     """Blocks of Q in shared memory; with two, the next is copied while this one is computed with."""
     dO_stages: int = 1
     """The same of dO."""
+    parts: int = 1
+    """Warps that share keys, each with its part of the queries in S and dP, and of the columns in dK and dV."""
+    slices: int = 1
+    """A warp computes S and dP of its queries in so many slices, one after the other, to need fewer registers."""
     swizzled: bool = True
     """XOR-swizzle the shared-memory layout."""
+    late_dQ: bool = False
+    """dQ is computed a step late, from a second buffer of dS: some warps multiply while others exponentiate."""
     ordered: bool = False
     """Blocks of keys add to dQ in a fixed order, so that its bits are the same in every run."""
 
@@ -42,10 +48,15 @@ class AmpereBackwardKernelConfig:
         for name in ("Q_stages", "dO_stages"):
             if getattr(self, name) not in (1, 2):
                 raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1, 2")
+        for name in COUNTS.values():
+            if getattr(self, name) not in (1, 2, 4):
+                raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: 1, 2, 4")
 
     def short_form(self) -> str:
-        """One line with every field, e.g. `ampere backward (BF16, 128, 64, 128, 8): stages_2_1+swizzled`."""
+        """One line with every field, counts of 1 apart, e.g. `ampere backward (BF16, 128, 64, 128, 8):
+        stages_2_1+parts_2+swizzled`."""
         options = [f"stages_{self.Q_stages}_{self.dO_stages}"]
+        options += [f"{token}_{getattr(self, name)}" for token, name in COUNTS.items() if getattr(self, name) != 1]
         options += [token for token, name in OPTIONS.items() if getattr(self, name)]
         head = f"({self.dtype.name}, {self.d_head}, {self.B_r}, {self.B_c}, {self.n_warps})"
         return f"ampere backward {head}: {'+'.join(options)}"
@@ -65,5 +76,7 @@ class AmpereBackwardKernelConfig:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
-OPTIONS = {"swizzled": "swizzled", "ordered": "ordered"}
+COUNTS = {"parts": "parts", "slices": "slices"}
+"""Fields that are counts, by their names in short forms, where 1 is left out."""
+OPTIONS = {"swizzled": "swizzled", "late_dQ": "late_dQ", "ordered": "ordered"}
 """Fields that are on or off, by their names in short forms."""

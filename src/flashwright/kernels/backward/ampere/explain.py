@@ -33,9 +33,18 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "16-byte vectors are permuted within each bank line, so that eight rows of one column lie in different banks",
         "rows lie one after the other, so that eight rows of one column lie in the same banks and take turns",
     ),
+    "late_dQ": (
+        "dQ of a block is computed in the next step, from a second buffer of dS: of the warps that share a scheduler, "
+        "some multiply while others exponentiate",
+        "dQ of a block is computed at the end of its step, by all warps at once",
+    ),
     "ordered": ORDERED,
 }
-_SIZES = ("B_r", "B_c", "n_warps")
+_SLICES = (
+    "S and dP of all queries of a warp at a time",
+    "S and dP of a warp's queries in {} slices, one after the other: fewer registers, more reads of K and V",
+)
+_SIZES = ("B_r", "B_c", "n_warps", "parts", "slices")
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "Q_stages", "dO_stages", *_SWITCHES)
 """All but `dtype` and `d_head`, which say what is computed, not how."""
 MOST_STAGES = 2
@@ -51,7 +60,11 @@ def _knob(config: AmpereBackwardKernelConfig, name: str) -> Knob:
     value = getattr(config, name)
     if name in _SWITCHES:
         return Knob(name, "on" if value else "off", value, _SWITCHES[name][0 if value else 1])
-    meanings = common_meanings(config) | {"n_warps": f"warps per thread block; {_division_of_work(config)}"}
+    meanings = common_meanings(config) | {
+        "n_warps": "warps per thread block",
+        "parts": f"warps that share the same keys; {_division_of_work(config)}",
+        "slices": _SLICES[config.slices > 1].format(config.slices),
+    }
     return Knob(name, value.name if name == "dtype" else str(value), None, meanings[name])
 
 
@@ -60,11 +73,14 @@ def _division_of_work(config: AmpereBackwardKernelConfig) -> str:
         shapes = AmpereBackwardShapes(config)
     except ValueError:
         return f"no kernel divides {config.B_c} keys among them"
-    if shapes.weights_in_registers:
+    if config.parts == 1:
         return (
             f"each has {shapes.keys_per_warp} keys and all queries: P and dS are operands in the registers they are in"
         )
-    return f"{shapes.parts} share {shapes.keys_per_warp} keys, half of the queries each: P and dS pass shared memory"
+    return (
+        f"{config.parts} share {shapes.keys_per_warp} keys, {config.B_r // config.parts} queries each: they pass P and "
+        "dS to each other through shared memory"
+    )
 
 
 def shapes(config: AmpereBackwardKernelConfig) -> tuple[Shape, ...]:
@@ -73,13 +89,13 @@ def shapes(config: AmpereBackwardKernelConfig) -> tuple[Shape, ...]:
     meanings = {
         "threads": "threads per block",
         "keys_per_warp": "keys of a warp in S, dP, dV and dK",
-        "parts": "warps that share the same keys: queries of S and dP, columns of dV and dK",
+        "slice_queries": "queries of a warp in S and dP at a time",
         "row_tiles": f"tiles of {MMA_ROWS} keys of a warp",
         "dQ_row_groups": "groups of warps along the rows of dQ",
         "dQ_column_parts": "groups of warps along its columns",
         "key_bytes": "of K, and again of V, in shared memory",
         "query_bytes": "of a stage of Q or dO",
-        "weight_bytes": "of dS, and of P where it is not in registers",
+        "weight_bytes": "of a buffer of dS, and of P where warps share keys",
         "terms_bytes": "of what is known of each row of Q: its log-sum-exp, and O·dO",
     }
     return tuple(Shape(name, getattr(derived, name), meaning) for name, meaning in meanings.items())
@@ -90,8 +106,8 @@ def register_phases(config: AmpereBackwardKernelConfig) -> tuple[RegisterPhase, 
     derived = AmpereBackwardShapes(config)
     keys, queries, columns = (
         derived.keys_per_warp,
-        config.B_r // derived.parts,
-        config.d_head // derived.parts,
+        derived.slice_queries,
+        config.d_head // config.parts,
     )
     dK, dV = (_accumulator(name, keys, columns, derived.gradient_registers) for name in ("dK", "dV"))
     S, dP = (_accumulator(name, keys, queries, derived.score_registers) for name in ("S", "dP"))
@@ -105,12 +121,11 @@ def register_phases(config: AmpereBackwardKernelConfig) -> tuple[RegisterPhase, 
         f"{config.B_r} × {config.d_head} in fp32 ÷ {derived.threads} threads",
     )
     scores = _fragments("K, Q fragments", keys, queries)
-    gradients = _fragments("Q, dO fragments", 0 if derived.weights_in_registers else keys, columns)
-    held = (P, dS) if derived.weights_in_registers else ()
+    gradients = _fragments("Q, dO fragments", 0, columns)
     return (
         RegisterPhase("S and dP", (dK, dV, S, dP, scores)),
         RegisterPhase("P and dS", (dK, dV, S, dP)),
-        RegisterPhase("dV and dK", (dK, dV, *held, gradients)),
+        RegisterPhase("dV and dK", (dK, dV, P, dS, gradients)),
         RegisterPhase("dQ", (dK, dV, dQ)),
     )
 
@@ -142,8 +157,11 @@ def shared_map(config: AmpereBackwardKernelConfig) -> SharedMap:
             name = f"{operand}, stage {stage}" if stages > 1 else operand
             note = ("even steps", "odd steps")[stage] if stages > 1 else "every step"
             regions.append(SharedRegion(name, operand, start + stage * derived.query_bytes, derived.query_bytes, note))
-    regions.append(SharedRegion("dS", "dS", derived.dS_offset, derived.weight_bytes))
-    if not derived.weights_in_registers:
+    for buffer in range(derived.dS_buffers):
+        name, note = (f"dS, buffer {buffer}", ("even steps", "odd steps")[buffer]) if config.late_dQ else ("dS", "")
+        start = derived.dS_offset + buffer * derived.weight_bytes
+        regions.append(SharedRegion(name, "dS", start, derived.weight_bytes, note))
+    if config.parts > 1:
         regions.append(SharedRegion("P", "P", derived.P_offset, derived.weight_bytes))
     terms = config.Q_stages * derived.terms_bytes
     regions.append(SharedRegion("terms", "terms", derived.terms_offset, terms, "lse, O·dO", is_block=False))

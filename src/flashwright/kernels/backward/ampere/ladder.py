@@ -7,7 +7,7 @@ from typing import Any
 from flashwright.hardware.architectures import architecture
 from flashwright.kernels.backward.ampere.config import AmpereBackwardKernelConfig
 from flashwright.kernels.backward.ampere.explain import register_phases
-from flashwright.kernels.backward.ampere.shapes import MMA_COLUMNS, TILES_PER_STORE, AmpereBackwardShapes
+from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.family import FamilyLadder
 from flashwright.kernels.ladder import LadderRung, climbed
 from flashwright.problem.dtypes import DType
@@ -16,25 +16,41 @@ ARCHITECTURES = ("sm_80", "sm_90")
 MOST_OPERAND_REGISTERS = 220
 """Of a thread's 255; addresses and temporaries have the others. With more the kernels spill."""
 
+_SERVES_TWICE = "a fragment of Q or dO serves twice the products"
+_TWICE_THE_KEYS: dict[int, tuple[str, dict[str, Any]]] = {
+    32: (f"32 keys for each warp: {_SERVES_TWICE}", {"B_c": 128}),
+    64: (f"32 keys for each warp: {_SERVES_TWICE}; S and dP in slices", {"B_c": 128, "slices": 2}),
+    128: (
+        f"32 keys for each pair of warps: {_SERVES_TWICE}; P goes through shared memory",
+        {"B_c": 128, "n_warps": 8, "parts": 2},
+    ),
+    256: (f"32 keys for each four warps: {_SERVES_TWICE}", {"parts": 4}),
+}
+"""The rung that gives a warp 32 keys, by head dimension."""
+
 
 def get_ampere_backward_progression(
     dtype: DType | str = DType.BF16, d_head: int = 128
 ) -> list[LadderRung[AmpereBackwardKernelConfig]]:
     """The ladder, each rung one idea above the last; without those that d_head leaves no registers or shared memory
     for."""
-    two_share_keys = d_head // 2 % (TILES_PER_STORE * MMA_COLUMNS) == 0
+    pairs = d_head > 128
     base = AmpereBackwardKernelConfig(
-        DType.parse(dtype), d_head, B_r=32, B_c=64, n_warps=8 if two_share_keys else 4, swizzled=False
+        DType.parse(dtype),
+        d_head,
+        B_r=32,
+        B_c=64,
+        n_warps=8 if pairs else 4,
+        parts=2 if pairs else 1,
+        swizzled=False,
     )
-    own_keys = "P and dS stay in registers: 128 keys, 16 of its own for each warp"
     changes: list[tuple[str, dict[str, Any]]] = [
         ("base: asynchronous copies, dQ added in global memory", {}),
         ("swizzled shared memory", {"swizzled": True}),
         ("64 queries a step", {"B_r": 64}),
-        (own_keys if two_share_keys else "128 keys a thread block, 8 warps", {"B_c": 128, "n_warps": 8}),
+        *([_TWICE_THE_KEYS[d_head]] if d_head in _TWICE_THE_KEYS else []),
         ("two stages of Q: the next is copied during the step", {"Q_stages": 2}),
         ("two stages of dO", {"dO_stages": 2}),
-        ("128 queries a step", {"B_r": 128}),
     ]
     fitting: list[tuple[str, dict[str, Any]]] = []
     values: dict[str, Any] = {}

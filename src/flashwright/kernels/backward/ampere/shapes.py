@@ -6,7 +6,7 @@ from functools import cached_property
 
 from flashwright.hardware.units import ELEMENT_BYTES, MMA_ROWS, WARP_THREADS
 from flashwright.kernels.backward.ampere.config import AmpereBackwardKernelConfig
-from flashwright.kernels.shared_layout import MOST_SHARED_BYTES, SharedLayout
+from flashwright.kernels.shared_layout import MOST_PANEL_COLUMNS, MOST_SHARED_BYTES, SharedLayout
 
 MMA_COLUMNS = 8
 TILES_PER_STORE = 4
@@ -32,30 +32,29 @@ class AmpereBackwardShapes:
 
     def _check_warps(self) -> None:
         config = self.config
-        if config.B_c % self.keys_per_warp or config.n_warps % self.key_groups:
+        if config.n_warps % config.parts or config.B_c % (self.key_groups * MMA_ROWS):
             raise ValueError(
-                f"warps: {config.n_warps} warps do not share B_c = {config.B_c} keys evenly, {MMA_ROWS} or more each"
+                f"warps: {config.n_warps} warps do not share B_c = {config.B_c} keys evenly, {config.parts} to the "
+                f"same keys and {MMA_ROWS} keys or a multiple for each"
             )
-        if self.parts not in (1, 2) or config.B_r % (self.parts * MMA_ROWS):
+        if config.B_r % (config.parts * config.slices * MMA_ROWS):
             raise ValueError(
-                f"warps: {config.n_warps} warps at B_c = {config.B_c} keys, B_r = {config.B_r} queries: "
-                f"{self.parts} warps would share the same keys; allowed: 1, or 2 if they have {MMA_ROWS} queries each"
+                f"warps: {config.parts} parts and {config.slices} slices do not share B_r = {config.B_r} queries "
+                f"evenly, {MMA_ROWS} or a multiple for each"
             )
-        if self.dQ_row_groups * MMA_ROWS > config.B_r or config.n_warps % self.dQ_row_groups:
-            raise ValueError(f"warps: {config.n_warps} warps do not share B_r = {config.B_r} rows of dQ evenly")
+        if not self._dQ_divisions:
+            raise ValueError(
+                f"warps: {config.n_warps} warps do not share B_r = {config.B_r} rows and d_head = {config.d_head} "
+                f"columns of dQ evenly, {MMA_ROWS} or a multiple for each"
+            )
 
     def _check_columns(self) -> None:
         config = self.config
-        columns = config.d_head // self.parts
+        columns = config.d_head // config.parts
         if columns % (TILES_PER_STORE * MMA_COLUMNS):
             raise ValueError(
-                f"columns: {self.parts} warps share d_head = {config.d_head} columns of dK and dV; each needs a "
+                f"columns: {config.parts} warps share d_head = {config.d_head} columns of dK and dV; each needs a "
                 f"multiple of {TILES_PER_STORE * MMA_COLUMNS}"
-            )
-        if config.d_head % (self.dQ_column_parts * MMA_ROWS):
-            raise ValueError(
-                f"columns: {self.dQ_column_parts} warps share d_head = {config.d_head} columns of dQ; each needs a "
-                f"multiple of {MMA_ROWS}"
             )
 
     def _check_shared_memory(self) -> None:
@@ -82,26 +81,22 @@ class AmpereBackwardShapes:
         return self.config.n_warps * WARP_THREADS
 
     @property
+    def key_groups(self) -> int:
+        """Groups of warps along the keys."""
+        return self.config.n_warps // self.config.parts
+
+    @property
     def keys_per_warp(self) -> int:
-        return max(MMA_ROWS, self.config.B_c // self.config.n_warps)
+        return self.config.B_c // self.key_groups
 
     @property
     def row_tiles(self) -> int:
         return self.keys_per_warp // MMA_ROWS
 
     @property
-    def key_groups(self) -> int:
-        return self.config.B_c // self.keys_per_warp
-
-    @property
-    def parts(self) -> int:
-        """Warps that share the same keys: queries of S and dP, columns of dK and dV."""
-        return self.config.n_warps // self.key_groups
-
-    @property
-    def weights_in_registers(self) -> bool:
-        """Whether P and dS are left operands where they were computed: a warp has those of all queries."""
-        return self.parts == 1
+    def slice_queries(self) -> int:
+        """Queries of a warp for which it computes S and dP at a time."""
+        return self.config.B_r // (self.config.parts * self.config.slices)
 
     @property
     def dQ_threads(self) -> int:
@@ -115,24 +110,39 @@ class AmpereBackwardShapes:
 
     @property
     def dQ_row_groups(self) -> int:
-        """Of warps along the rows of dQ."""
-        return min(self.config.n_warps, self.config.B_r // MMA_ROWS)
+        """Of warps along the rows of dQ: as many as leave each the squarest part of it, which reads least of dS, K."""
+        return min(self._dQ_divisions, key=self._dQ_operand_rows)
 
     @property
     def dQ_column_parts(self) -> int:
         return self.config.n_warps // self.dQ_row_groups
 
+    @property
+    def _dQ_divisions(self) -> list[int]:
+        """Numbers of groups along the rows of dQ that leave every warp whole tiles."""
+        config = self.config
+        return [
+            groups
+            for groups in range(1, config.n_warps + 1)
+            if config.n_warps % groups == 0
+            and config.B_r % (groups * MMA_ROWS) == 0
+            and config.d_head % (config.n_warps // groups * MMA_ROWS) == 0
+        ]
+
+    def _dQ_operand_rows(self, groups: int) -> int:
+        return self.config.B_r // groups + self.config.d_head * groups // self.config.n_warps
+
     # --- Registers of a thread -------------------------------------------------------------------------------------
 
     @property
     def score_registers(self) -> int:
-        """Of S, and again of dP."""
-        return self.keys_per_warp * self.config.B_r // self.parts // WARP_THREADS
+        """Of a slice of S, and again of dP."""
+        return self.keys_per_warp * self.slice_queries // WARP_THREADS
 
     @property
     def gradient_registers(self) -> int:
         """Of dK, and again of dV."""
-        return self.keys_per_warp * self.config.d_head // self.parts // WARP_THREADS
+        return self.keys_per_warp * self.config.d_head // self.config.parts // WARP_THREADS
 
     @property
     def dQ_registers(self) -> int:
@@ -142,12 +152,18 @@ class AmpereBackwardShapes:
 
     @cached_property
     def shared_layout(self) -> SharedLayout:
-        """Of all blocks: panels of columns, of which a warp has whole ones."""
+        """Of all blocks. A warp's columns are whole panels, or lie within one."""
         config = self.config
-        return SharedLayout.of(
-            config.d_head, config.d_head // self.parts, config.d_head // self.dQ_column_parts, config.B_r,
-            swizzled=config.swizzled,
+        of_a_warp = (
+            config.d_head // config.parts, config.d_head // self.dQ_column_parts,
+            config.B_r // config.parts, self.slice_queries, config.B_r // self.dQ_row_groups,
         )  # fmt: skip
+        return SharedLayout.of(
+            config.d_head,
+            config.B_r,
+            *(columns for columns in of_a_warp if MOST_PANEL_COLUMNS % columns),
+            swizzled=config.swizzled,
+        )
 
     @property
     def key_bytes(self) -> int:
@@ -161,8 +177,12 @@ class AmpereBackwardShapes:
 
     @property
     def weight_bytes(self) -> int:
-        """Of dS, and of P where it is not in registers."""
+        """Of a buffer of dS, and of P where warps share keys."""
         return self.config.B_c * self.config.B_r * ELEMENT_BYTES
+
+    @property
+    def dS_buffers(self) -> int:
+        return 2 if self.config.late_dQ else 1
 
     @property
     def terms_bytes(self) -> int:
@@ -191,11 +211,11 @@ class AmpereBackwardShapes:
 
     @property
     def P_offset(self) -> int:
-        return self.dS_offset + self.weight_bytes
+        return self.dS_offset + self.dS_buffers * self.weight_bytes
 
     @property
     def terms_offset(self) -> int:
-        return self.P_offset + (0 if self.weights_in_registers else self.weight_bytes)
+        return self.P_offset + (0 if self.config.parts == 1 else self.weight_bytes)
 
     @property
     def shared_bytes(self) -> int:

@@ -39,8 +39,8 @@ def ampere_dq_source(config: AmpereBackwardKernelConfig, variant: AttentionVaria
 def _constants(config: AmpereBackwardKernelConfig, variant: AttentionVariant) -> dict[str, dict[str, Constant]]:
     shapes = AmpereBackwardShapes(config)
     names = (
-        "threads", "keys_per_warp", "row_tiles", "parts", "weights_in_registers", "dQ_threads", "dQ_group_warps",
-        "dQ_column_parts", "query_bytes", "K_offset", "V_offset", "Q_offset", "dO_offset", "dS_offset", "P_offset",
+        "threads", "keys_per_warp", "row_tiles", "dQ_threads", "dQ_group_warps", "dQ_column_parts", "query_bytes",
+        "weight_bytes", "dS_buffers", "K_offset", "V_offset", "Q_offset", "dO_offset", "dS_offset", "P_offset",
         "terms_offset",
     )  # fmt: skip
     return {
