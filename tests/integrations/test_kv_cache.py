@@ -144,6 +144,24 @@ def test_the_output_may_be_given():
     assert out.isfinite().all()
 
 
+@pytest.mark.parametrize(("head_dim", "value_head_dim"), ((59, 59), (24, 16), (16, 24), (13, 7)))
+def test_any_head_dimensions_of_keys_and_values(head_dim, value_head_dim):
+    q, k, v = some(2, 2, 4, head_dim), some(2, 9, 2, head_dim, seed=1), some(2, 9, 2, value_head_dim, seed=2)
+    new_k, new_v = some(2, 1, 2, head_dim, seed=3), some(2, 1, 2, value_head_dim, seed=4)
+    expected = [x.clone() for x in (k, v)]
+    for cache, rows in zip(expected, (new_k, new_v), strict=True):
+        cache[0, 3], cache[1, 8] = rows[:, 0]
+    given = torch.full((2, 2, 4, value_head_dim), math.nan, dtype=torch.float64)
+    out = flash_attn_with_kvcache(q, k, v, new_k, new_v, cache_seqlens=int32(3, 8), causal=True, out=given)
+    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+    assert out.data_ptr() == given.data_ptr()
+    for b, n in enumerate((4, 9)):
+        for head in range(4):
+            scores = q[b, :, head] @ k[b, :n, head // 2].T / math.sqrt(head_dim)
+            scores[0, n - 1] = -math.inf
+            torch.testing.assert_close(out[b, :, head], torch.softmax(scores, -1) @ v[b, :n, head // 2])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     (
@@ -158,7 +176,7 @@ def test_the_output_may_be_given():
         ({"block_table": int32(0).view(1, 1)}, r"pages of 8 rows are not allowed; allowed: multiples of 16"),
         ({"alibi_slopes": some(2)}, r"alibi_slopes: not supported"),
         ({"cu_seqlens_q": int32(0, 1)}, r"q: shape \(1, 1, 2, 8\) is not allowed; allowed: \(rows, heads, head_dim\)"),
-        ({"out": some(1, 1, 1, 8)}, r"out: .* does not match q"),
+        ({"out": some(1, 1, 1, 8)}, r"out: .* is not allowed; allowed: \(1, 1, 2, 8\)"),
     ),
 )
 def test_what_is_wrong_is_said(arguments, message):

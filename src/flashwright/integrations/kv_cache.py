@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from flashwright.kernels.decode.append import ROTARY_STEP
 from flashwright.kernels.decode.launch import PAGE_STEP
+from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+from flashwright.problem.shapes import MAX_D_HEAD
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def flash_attn_with_kvcache(
     third generation calls `page_table`: (batch, pages of a sequence) int32. `cache_seqlens` is how many keys each
     sequence has; `k` and `v`, (batch, new rows, kv_heads, head_dim), are written behind them. `cache_leftpad` is where
     each sequence begins in its cache, `cache_batch_idx` which of the cache's sequences it has. Masks are aligned to the
-    bottom right.
+    bottom right. Head dimensions are up to 256, and values may have another than keys; one that is no multiple of 8 or
+    differs copies the caches in every call.
 
     With `rotary_cos` and `rotary_sin`, (positions, columns / 2), the new keys are rotated for their positions, and the
     queries for the same where the mask is causal or a window, otherwise all for the first of them.
@@ -74,8 +76,21 @@ def flash_attn_with_kvcache(
         raise ValueError("k and v: give both of them, or none")
     table = block_table if page_table is None else page_table
     _check(q, k_cache, v_cache, ragged=cu_seqlens_q is not None)
-    options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
     sequences = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    for name, new_rows, cache_rows in (("k", k, k_cache), ("v", v, v_cache)):
+        _check_new_rows(name, new_rows, cache_rows, sequences)
+    if out is not None:
+        _check_output(out, q, v_cache.shape[-1])
+    columns = kernel_columns(q.shape[-1], v_cache.shape[-1])
+    if not columns == q.shape[-1] == v_cache.shape[-1]:
+        return _with_padded_columns(
+            columns, q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, out, rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad, block_table=table, causal=causal, window_size=window_size, softcap=softcap,
+            rotary_interleaved=rotary_interleaved, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q, row_invariant=row_invariant,
+        )  # fmt: skip
+    options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
     capacity = k_cache.shape[1]
     if table is not None:
         _check_numbers("block_table", table, 2, sequences, q)
@@ -96,7 +111,7 @@ def flash_attn_with_kvcache(
             raise ValueError("max_seqlen_q: the most rows of a sequence; needed with cu_seqlens_q")
         _check_numbers("cu_seqlens_q", cu_seqlens_q, 1, sequences + 1, q)
         starts = cu_seqlens_q.contiguous()
-    new = _new_rows(q, k_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, sequences, options)
+    new = _new_rows(q, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, options)
 
     def whole(numbers: torch.Tensor | None) -> torch.Tensor | None:
         return None if numbers is None else numbers.to(torch.int32).contiguous()
@@ -107,11 +122,6 @@ def flash_attn_with_kvcache(
     queries = q.transpose(1, 2) if cu_seqlens_q is None else q.transpose(0, 1)[None]
     target = None
     if out is not None:
-        if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device:
-            raise ValueError(
-                f"out: {tuple(out.shape)} of {out.dtype} on {out.device} does not match q: {tuple(q.shape)} of "
-                f"{q.dtype} on {q.device}"
-            )
         target = out.transpose(1, 2) if cu_seqlens_q is None else out.transpose(0, 1)[None]
     with torch.no_grad():
         result, lse = decode(
@@ -122,6 +132,37 @@ def flash_attn_with_kvcache(
         result = result.transpose(1, 2)
     else:
         result, lse = result[0].transpose(0, 1), None if lse is None else lse[0]
+    return (result, lse) if return_softmax_lse else result
+
+
+def _with_padded_columns(
+    columns: int,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    softmax_scale: float | None,
+    return_softmax_lse: bool,
+    out: torch.Tensor | None,
+    **options: Any,
+) -> Any:
+    """The same with a head dimension that the kernels have; what is appended to the copies is written back."""
+    head_dim, value_head_dim = q.shape[-1], v_cache.shape[-1]
+    keys, values = with_columns(k_cache, columns), with_columns(v_cache, columns)
+    new_keys, new_values = (None if x is None else with_columns(x, columns) for x in (k, v))
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    result, lse = flash_attn_with_kvcache(
+        with_columns(q, columns), keys, values, new_keys, new_values, softmax_scale=scale, return_softmax_lse=True,
+        **options,
+    )  # fmt: skip
+    if k is not None:
+        for cache, padded in ((k_cache, keys), (v_cache, values)):
+            if padded is not cache:
+                cache.copy_(padded[..., : cache.shape[-1]])
+    result = result[..., :value_head_dim]
+    if out is not None:
+        result = out.copy_(result)
     return (result, lse) if return_softmax_lse else result
 
 
@@ -137,19 +178,39 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, rag
     for name, (x, layout, dimensions) in layouts.items():
         if x.dim() != dimensions:
             raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: {layout}")
-    if k_cache.shape != v_cache.shape:
+    if k_cache.shape[:3] != v_cache.shape[:3]:
         raise ValueError(
-            f"k_cache and v_cache must have the same shape; got {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+            f"k_cache and v_cache must agree in all but their head dimensions; got {tuple(k_cache.shape)} and "
+            f"{tuple(v_cache.shape)}"
         )
     head_dim = q.shape[-1]
-    if head_dim != k_cache.shape[-1] or head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_D_HEAD:
-        raise ValueError(
-            f"head_dim: q has {head_dim}, k_cache {k_cache.shape[-1]}; allowed: equal, multiples of {HEAD_DIM_STEP} "
-            f"up to {MAX_D_HEAD}"
-        )
+    if head_dim != k_cache.shape[-1] or not 0 < head_dim <= MAX_D_HEAD:
+        raise ValueError(f"head_dim: q has {head_dim}, k_cache {k_cache.shape[-1]}; allowed: equal, 1 to {MAX_D_HEAD}")
+    if not 0 < v_cache.shape[-1] <= MAX_D_HEAD:
+        raise ValueError(f"head_dim: v_cache has {v_cache.shape[-1]}; allowed: 1 to {MAX_D_HEAD}")
     heads, kv_heads = q.shape[-2], k_cache.shape[-2]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads, which is not a multiple of the cache's {kv_heads}")
+
+
+def _check_new_rows(name: str, x: torch.Tensor | None, cache: torch.Tensor, sequences: int) -> None:
+    if x is None:
+        return
+    expected = (sequences, x.shape[1] if x.dim() == 4 else 0, *cache.shape[2:])
+    if tuple(x.shape) != expected or x.dtype != cache.dtype or x.device != cache.device:
+        raise ValueError(
+            f"{name}: {tuple(x.shape)} of {x.dtype} on {x.device} is not allowed; allowed: (batch {sequences}, new "
+            f"rows, {cache.shape[2]}, {cache.shape[3]}) of {cache.dtype} on {cache.device}"
+        )
+
+
+def _check_output(out: torch.Tensor, q: torch.Tensor, columns: int) -> None:
+    expected = (*q.shape[:-1], columns)
+    if tuple(out.shape) != expected or out.dtype != q.dtype or out.device != q.device:
+        raise ValueError(
+            f"out: {tuple(out.shape)} of {out.dtype} on {out.device} is not allowed; allowed: {expected} of {q.dtype} "
+            f"on {q.device}"
+        )
 
 
 def _check_numbers(name: str, numbers: Any, dimensions: int, count: int, q: torch.Tensor) -> None:
@@ -197,27 +258,16 @@ def _lengths(
 
 def _new_rows(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
     k: torch.Tensor | None,
     v: torch.Tensor | None,
     cosines: torch.Tensor | None,
     sines: torch.Tensor | None,
     interleaved: bool,
     cache_seqlens: Any,
-    sequences: int,
     options: AttentionOptions,
 ) -> Any:
     from flashwright.runtime.decode_plans import NewRows
 
-    for name, x in (("k", k), ("v", v)):
-        if x is None:
-            continue
-        expected = (sequences, x.shape[1] if x.dim() == 4 else 0, *k_cache.shape[2:])
-        if tuple(x.shape) != expected or x.dtype != k_cache.dtype or x.device != k_cache.device:
-            raise ValueError(
-                f"{name}: {tuple(x.shape)} of {x.dtype} on {x.device} is not allowed; allowed: (batch {sequences}, new "
-                f"rows, {k_cache.shape[2]}, {k_cache.shape[3]}) of {k_cache.dtype} on {k_cache.device}"
-            )
     if (cosines is None) != (sines is None):
         raise ValueError("rotary_cos and rotary_sin: give both of them, or none")
     if cosines is not None and sines is not None:

@@ -102,8 +102,8 @@ class CallKind:
         out: torch.Tensor,
         packed: Packed | None = None,
     ) -> Arrangement | CopiesFirst | None:
-        """For tensors of a new layout, everything checked; None if they are empty. Raises `ValueError` for what is not
-        attention's."""
+        """For tensors of a new layout, everything checked; None if they are empty, or values have a head dimension of
+        their own. Raises `ValueError` for what is not attention's."""
         if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
             self.arrangements.clear()
         q_shape, _, k_shape, _, v_shape, _ = layout[:6]
@@ -115,7 +115,8 @@ class CallKind:
             if near is not None:
                 self.arrangements[layout] = self._latest[buckets] = near
                 return near
-        if buckets is not None and is_empty(q_shape, k_shape):
+        other_values = k_shape[:3] == v_shape[:3] and k_shape != v_shape
+        if buckets is not None and (other_values or is_empty(q_shape, k_shape)):
             return None
         check_shapes(q_shape, k_shape, v_shape)
         if q_shape[2] > MAX_LENGTH or k_shape[2] > MAX_LENGTH:
