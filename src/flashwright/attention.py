@@ -258,7 +258,9 @@ def choice(
         q_length=int(q.shape[2]),
         kv_length=int(k.shape[2]),
         options=options,
-        grouped_heads=q.shape[1] != k.shape[1],
+        batch=int(q.shape[0]),
+        heads=int(q.shape[1]),
+        kv_heads=int(k.shape[1]),
         returns_lse=return_lse,
         row_invariant=row_invariant,
     )

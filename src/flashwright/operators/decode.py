@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from flashwright.hardware.architectures import GPUModel
-from flashwright.kernels.family import KernelConfig, Occasion
-from flashwright.kernels.registry import families
+from flashwright.choice.choose import decode_choice
+from flashwright.kernels.family import KernelConfig
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeKind, NewRows
 from flashwright.runtime.devices import gpu_model
@@ -23,23 +21,12 @@ INVARIANT_SPLIT_UNITS = 16
 """Units of keys of a split where bits may not depend on what else is computed."""
 
 
-def decode_config(
-    dtype: DType, head_dim: int, packed_rows: int, gpu: GPUModel | None, options: AttentionOptions
-) -> KernelConfig:
-    """What attends with so many rows of all heads that share a head of K and V."""
-    family = families("decode")[0]
-    causal, bucket = options.window.right is not None, length_bucket(packed_rows)
-    occasion = Occasion(dtype, family.native_d_head(head_dim), causal, bucket, "long", gpu, packed_rows)
-    config: KernelConfig = family.default_config(occasion)
-    return config
-
-
 @lru_cache(maxsize=256)
 def decode_kind(
     options: AttentionOptions, dtype: DType, device_index: int, returns_lse: bool, split_units: int
 ) -> DecodeKind:
     def choose(head_dim: int, packed_rows: int) -> KernelConfig:
-        return decode_config(dtype, head_dim, packed_rows, gpu_model(device_index), options)
+        return decode_choice(dtype, head_dim, options.window, packed_rows, gpu=gpu_model(device_index)).config
 
     return DecodeKind(options, choose, returns_lse=returns_lse, device_index=device_index, split_units=split_units)
 

@@ -117,7 +117,11 @@ def _dense_forward(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> tuple[Tensor,
     if not q.is_cuda:
         out, lse = attention_reference(q, k, v, options=request.options)
         return laid_out_for(out, q), lse.float() if request.with_lse else _no_lse(q)
-    out, lse = run_on_gpu(q, k, v, request.options, with_lse=request.with_lse, config=request.config or None)
+    # Whether autograd records the operator is not known here: it needs the log-sum-exp then, and the forward's own.
+    out, lse = run_on_gpu(
+        q, k, v, request.options, with_lse=request.with_lse, config=request.config or None,
+        decodes_few_rows=not request.with_lse,
+    )  # fmt: skip
     return out, _no_lse(q) if lse is None else lse
 
 
