@@ -73,7 +73,7 @@ def compile_ahead(
     parts = [
         (config, variant, companion)
         for config, variant in wanted
-        for companion in (None, *family_of(config).companions)
+        for companion in (None, *(name for name, each in family_of(config).companions.items() if not each.on_request))
     ]
     kernels = compile_all(parts, arch, progress=progress)
     if device_index is not None:
