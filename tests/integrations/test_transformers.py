@@ -229,6 +229,23 @@ def test_a_compiled_step_with_a_static_cache_has_no_graph_breaks():
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_continuous_batching_generates_the_same(no_sdpa):
+    prompts = [[1, 2, 3, 4, 5], [7, 8, 9], [11] * 9]
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = [
+        by("sdpa", "Llama", lambda m, p=p: m.generate(torch.tensor([p]), **options)[0, len(p) :].tolist())
+        for p in prompts
+    ]
+    no_sdpa()
+    generated = by(
+        "flashwright", "Llama", lambda m: m.generate_batch(
+            prompts, generation_config=transformers.GenerationConfig(**options, eos_token_id=-1),
+            continuous_batching_config=transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=32),
+        )
+    )  # fmt: skip
+    assert [each.generated_tokens for each in generated.values()] == expected
+
+
 def test_models_with_a_fixed_table_of_classes_say_so():
     with pytest.raises(
         ValueError, match=r"'flashwright': Git\w+ takes its attention from a table of its own, GIT_SELF_"
