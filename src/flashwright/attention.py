@@ -121,13 +121,16 @@ def attention(
     - `window`: (left, right), how many keys before and after its own position a row attends to; -1 or None: no limit.
     - `scale`: 1/√head_dim unless given. `softcap` c > 0: scores s become c·tanh(s/c).
     - `return_lse`: also return the log-sum-exp of each row's scores, (batch, heads, rows) in fp32.
+    - Few rows on many keys are decoded: `choice()` says where. Calls with gradients, a `family`, a `config` or
+      `row_invariant` are not.
     - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel.
     - `backend`: "gpu" (for CUDA tensors), "reference" (plain PyTorch; for all others), or "simulator" (the kernel
       itself, on CPU tensors or NumPy arrays). Chosen by the tensors' device unless given; CPU tensors
       with a `config`, a `family` or `row_invariant` run on the simulator.
     - `row_invariant`: a row's output and log-sum-exp depend, bit by bit, on its own query, the keys and values it
       attends to and the arguments alone: not on other rows, the batch, the chunk of a prefill that the row is in, or
-      padding. Without it they do so among calls that use the same config. The same call gives the same bits always.
+      padding. Without it they do so among calls that use the same config of the forward. The same call gives the same
+      bits always.
     - `deterministic`: gradients have the same bits in every run, too; `torch.use_deterministic_algorithms(True)` means
       the same. Without it, those of q may differ in their last bits.
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashwright.attention import attention
+from flashwright.integrations import refuse
 from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.operators.forward import config_chosen_for
 from flashwright.problem.options import AttentionOptions
@@ -44,7 +45,7 @@ def flash_attn_func(
     (batch, heads, rows), an empty tensor: there is no dropout whose mask it could hold).
     """
 
-    _refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
+    refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
     _check_layout(q, k, v, ("batch", "rows", "heads", "head_dim"))
     value_head_dim = v.shape[-1]
     q, k, v, softmax_scale = _for_kernels(q, k, v, softmax_scale)
@@ -134,7 +135,7 @@ def flash_attn_varlen_func(
     """
     from flashwright.operators import torch_ops
 
-    _refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
+    refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
     lengths = (_longest("max_seqlen_q", max_seqlen_q), _longest("max_seqlen_k", max_seqlen_k))
     if block_table is not None:
         from flashwright.integrations.kv_cache import flash_attn_with_kvcache
@@ -211,12 +212,6 @@ def flash_attn_varlen_kvpacked_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
-
-
-def _refuse(**requested: bool) -> None:
-    names = [name for name, is_requested in requested.items() if is_requested]
-    if names:
-        raise NotImplementedError(f"{', '.join(names)}: not supported by flashwright; leave it at its default")
 
 
 def _for_kernels(

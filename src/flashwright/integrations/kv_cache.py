@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flashwright.integrations import refuse
 from flashwright.kernels.decode.append import ROTARY_STEP
 from flashwright.kernels.decode.launch import PAGE_STEP
 from flashwright.operators.columns import kernel_columns, with_columns
@@ -41,7 +42,17 @@ def flash_attn_with_kvcache(
     *,
     page_table: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    scheduler_metadata: torch.Tensor | None = None,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
     out: torch.Tensor | None = None,
     row_invariant: bool = False,
 ) -> Any:
@@ -50,26 +61,31 @@ def flash_attn_with_kvcache(
     q: (batch, rows, heads, head_dim), or with `cu_seqlens_q` (rows of all sequences, heads, head_dim). Caches:
     (sequences, rows, kv_heads, head_dim), or (pages, rows of a page, kv_heads, head_dim) with `block_table`, which the
     third generation calls `page_table`: (batch, pages of a sequence) int32. `cache_seqlens` is how many keys each
-    sequence has; `k` and `v`, (batch, new rows, kv_heads, head_dim), are written behind them. `cache_leftpad` is where
-    each sequence begins in its cache, `cache_batch_idx` which of the cache's sequences it has. Masks are aligned to the
-    bottom right. Head dimensions are up to 256, and values may have another than keys; one that is no multiple of 8 or
-    differs copies the caches in every call.
+    sequence has; `k` and `v`, (batch, new rows, kv_heads, head_dim), or with `cu_seqlens_k_new` (new rows of all
+    sequences, kv_heads, head_dim), are written behind them. `cache_leftpad` is where each sequence begins in its cache,
+    `cache_batch_idx` which of the cache's sequences it has. Masks are aligned to the bottom right. Head dimensions are
+    up to 256, and values may have another than keys; one that is no multiple of 8 or differs copies the caches in every
+    call.
 
     With `rotary_cos` and `rotary_sin`, (positions, columns / 2), the new keys are rotated for their positions, and the
-    queries for the same where the mask is causal or a window, otherwise all for the first of them.
+    queries for the same where the mask is causal or a window, otherwise all for the first of them. Positions are
+    counted from `rotary_seqlens` on, if they are given, instead of `cache_seqlens`.
 
     On a GPU, lengths that lead out of the cache are clamped, keys on pages that do not exist count as zeros, and what
-    does not fit is not written.
-    `num_splits` is accepted; splits are chosen on the device from the actual lengths. With `row_invariant`, the bits of
-    a sequence do not depend on the others. Gradients are not computed.
+    does not fit is not written. `num_splits`, `scheduler_metadata`, `pack_gqa` and `sm_margin` are accepted: splits are
+    chosen on the device from the actual lengths, and heads are always packed. With `row_invariant`, the bits of a
+    sequence do not depend on the others. Gradients are not computed.
     """
     import torch
 
     from flashwright.operators.decode import decode
-    from flashwright.runtime.decode_plans import CacheTensors
+    from flashwright.operators.ragged_append import append_ragged
+    from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors
 
-    if alibi_slopes is not None:
-        raise NotImplementedError("alibi_slopes: not supported by flashwright; leave it at its default")
+    refuse(
+        alibi_slopes=alibi_slopes is not None, qv=qv is not None, q_descale=q_descale is not None,
+        k_descale=k_descale is not None, v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
+    )  # fmt: skip
     if block_table is not None and page_table is not None:
         raise ValueError("block_table and page_table are two names of the same; give one of them")
     if (k is None) != (v is None):
@@ -78,7 +94,7 @@ def flash_attn_with_kvcache(
     _check(q, k_cache, v_cache, ragged=cu_seqlens_q is not None)
     sequences = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     for name, new_rows, cache_rows in (("k", k, k_cache), ("v", v, v_cache)):
-        _check_new_rows(name, new_rows, cache_rows, sequences)
+        _check_new_rows(name, new_rows, cache_rows, None if cu_seqlens_k_new is not None else sequences)
     if out is not None:
         _check_output(out, q, v_cache.shape[-1])
     columns = kernel_columns(q.shape[-1], v_cache.shape[-1])
@@ -88,7 +104,8 @@ def flash_attn_with_kvcache(
             rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad, block_table=table, causal=causal, window_size=window_size, softcap=softcap,
             rotary_interleaved=rotary_interleaved, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max_seqlen_q, row_invariant=row_invariant,
+            max_seqlen_q=max_seqlen_q, row_invariant=row_invariant, cu_seqlens_k_new=cu_seqlens_k_new,
+            rotary_seqlens=rotary_seqlens,
         )  # fmt: skip
     options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
     capacity = k_cache.shape[1]
@@ -97,10 +114,24 @@ def flash_attn_with_kvcache(
         if capacity % PAGE_STEP:
             raise ValueError(f"pages of {capacity} rows are not allowed; allowed: multiples of {PAGE_STEP}")
         capacity *= table.shape[1]
-    lengths = _lengths(cache_seqlens, sequences, capacity, q, appended=0 if k is None else k.shape[1])
-    for name, numbers in (("cache_leftpad", cache_leftpad), ("cache_batch_idx", cache_batch_idx)):
+    appended = 0 if k is None or cu_seqlens_k_new is not None else k.shape[1]
+    lengths = _lengths(cache_seqlens, sequences, capacity, q, appended=appended)
+    if k is not None and lengths is None:
+        raise ValueError("cache_seqlens: needed with k and v, which are written behind the keys that are there")
+    for name, numbers, count in (
+        ("cache_leftpad", cache_leftpad, sequences),
+        ("cache_batch_idx", cache_batch_idx, sequences),
+        ("rotary_seqlens", rotary_seqlens, sequences),
+        ("cu_seqlens_k_new", cu_seqlens_k_new, sequences + 1),
+    ):
         if numbers is not None:
-            _check_numbers(name, numbers, 1, sequences, q)
+            _check_numbers(name, numbers, 1, count, q)
+    for name, numbers, needed, given in (
+        ("cu_seqlens_k_new", cu_seqlens_k_new, "k and v", k),
+        ("rotary_seqlens", rotary_seqlens, "rotary_cos and rotary_sin", rotary_cos),
+    ):
+        if numbers is not None and given is None:
+            raise ValueError(f"{name}: says something of {needed}, which are not given")
     if table is not None and cache_batch_idx is not None:
         raise ValueError("cache_batch_idx: a paged cache has its pages by block_table; give one of them")
     if table is None and cache_batch_idx is None and k_cache.shape[0] != sequences:
@@ -123,10 +154,13 @@ def flash_attn_with_kvcache(
     target = None
     if out is not None:
         target = out.transpose(1, 2) if cu_seqlens_q is None else out.transpose(0, 1)[None]
+    caches = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     with torch.no_grad():
+        if cu_seqlens_k_new is not None or rotary_seqlens is not None:
+            queries, cache = append_ragged(queries, *caches, cache, new, whole(cu_seqlens_k_new), whole(rotary_seqlens))
+            new = NOTHING_NEW
         result, lse = decode(
-            queries, k_cache.transpose(1, 2), v_cache.transpose(1, 2), options, cache, new, out=target,
-            with_lse=return_softmax_lse, row_invariant=row_invariant,
+            queries, *caches, options, cache, new, out=target, with_lse=return_softmax_lse, row_invariant=row_invariant,
         )  # fmt: skip
     if cu_seqlens_q is None:
         result = result.transpose(1, 2)
@@ -193,14 +227,17 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, rag
         raise ValueError(f"q has {heads} heads, which is not a multiple of the cache's {kv_heads}")
 
 
-def _check_new_rows(name: str, x: torch.Tensor | None, cache: torch.Tensor, sequences: int) -> None:
+def _check_new_rows(name: str, x: torch.Tensor | None, cache: torch.Tensor, sequences: int | None) -> None:
+    """Of so many sequences; None: of all, one after the other."""
     if x is None:
         return
-    expected = (sequences, x.shape[1] if x.dim() == 4 else 0, *cache.shape[2:])
-    if tuple(x.shape) != expected or x.dtype != cache.dtype or x.device != cache.device:
+    batch = () if sequences is None else (sequences,)
+    rows = x.shape[len(batch)] if x.dim() == len(batch) + 3 else 0
+    if tuple(x.shape) != (*batch, rows, *cache.shape[2:]) or x.dtype != cache.dtype or x.device != cache.device:
+        layout = f"({f'batch {sequences}, ' if batch else ''}new rows, {cache.shape[2]}, {cache.shape[3]})"
         raise ValueError(
-            f"{name}: {tuple(x.shape)} of {x.dtype} on {x.device} is not allowed; allowed: (batch {sequences}, new "
-            f"rows, {cache.shape[2]}, {cache.shape[3]}) of {cache.dtype} on {cache.device}"
+            f"{name}: {tuple(x.shape)} of {x.dtype} on {x.device} is not allowed; allowed: {layout} of {cache.dtype} "
+            f"on {cache.device}"
         )
 
 
@@ -234,8 +271,6 @@ def _lengths(
     import torch
 
     if given is None:
-        if appended:
-            raise ValueError("cache_seqlens: needed with k and v, which are written behind the keys that are there")
         return None
     if isinstance(given, int):
         if not 0 <= given <= capacity - appended:
@@ -286,10 +321,15 @@ def _new_rows(
         cosines, sines = cosines.contiguous(), sines.contiguous()
     window = options.window
     return NewRows(
-        None if k is None else k.transpose(1, 2),
-        None if v is None else v.transpose(1, 2),
+        None if k is None else _heads_first(k),
+        None if v is None else _heads_first(v),
         cosines,
         sines,
         interleaved,
         advances=window.left is not None or window.right is not None,
     )
+
+
+def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    """As a batch of (heads, rows, head_dim); rows of all sequences are one."""
+    return x.transpose(-3, -2) if x.dim() == 4 else x.transpose(-3, -2)[None]

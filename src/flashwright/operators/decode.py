@@ -84,16 +84,14 @@ def _reference(
             end = min(held + new.k.shape[2], capacity)
             places = torch.arange(held, end)
             keys = (
-                _rotated(new.k[batch], places_of(held, new.k.shape[2]), new)
-                if new.cosines is not None
-                else new.k[batch]
+                rotated(new.k[batch], places_of(held, new.k.shape[2]), new) if new.cosines is not None else new.k[batch]
             )
             for target, values in ((k, keys), (v, new.v[batch])):
                 _write(target, cache.page_table, index, places, values[:, : len(places)])
         if new.cosines is not None:
             count = queries.shape[1]
             positions = places_of(held, count) if new.advances else torch.full((count,), held)
-            queries = _rotated(queries, positions, new)
+            queries = rotated(queries, positions, new)
         keys, values = (_read(x, cache.page_table, index, begin, end) for x in (k, v))
         if queries.shape[1] and keys.shape[1]:
             o, row_lse = attention_reference(queries[None], keys[None], values[None], options=options)
@@ -123,7 +121,7 @@ def _write(x: torch.Tensor, table: torch.Tensor | None, index: int, places: Any,
         x[pages, :, places % x.shape[2]] = rows.transpose(0, 1)
 
 
-def _rotated(x: torch.Tensor, positions: Any, new: NewRows) -> torch.Tensor:
+def rotated(x: torch.Tensor, positions: Any, new: NewRows) -> torch.Tensor:
     """(heads, rows, head_dim), whose first columns are rotated for the rows' positions."""
     import torch
 
