@@ -14,12 +14,13 @@ from flashwright.hardware.models import gpu_named
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named
 from flashwright.operators.chosen import CallProblem, KernelChoice, kernel_choice
+from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.operators.forward import call_kind, config_chosen_for, forget_plans, run_on_simulator
 from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.operators.warming import compile_ahead, needed_kernels
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.shapes import check_shapes, is_empty
+from flashwright.problem.shapes import MAX_D_HEAD, check_shapes, is_empty
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, require_torch, this_gpu
 from flashwright.runtime.plans import CallKind
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
@@ -112,20 +113,24 @@ def attention(
     `q` is (batch, heads, rows, head_dim), `k` and `v` are (batch, kv_heads, keys, head_dim), where kv_heads divides
     heads: consecutive heads of `q` share one of `k` and `v`. The head dimension is a multiple of 8 up to 256, the
     dtype fp16 or bf16 (any floating point for the reference). Any strides will do; a tensor whose rows are not
-    contiguous and 16-byte aligned is copied once per call.
+    contiguous and 16-byte aligned is copied once per call. Values may have another head dimension than queries and
+    keys, up to 256; then the smaller ones are copied, with columns of zeros.
 
     - `causal`: a row attends to no later key. True and "bottom-right" align the last row with the last key
       (as `flash_attn`), "top-left" the first row with the first key (as PyTorch).
     - `window`: (left, right), how many keys before and after its own position a row attends to; -1 or None: no limit.
     - `scale`: 1/√head_dim unless given. `softcap` c > 0: scores s become c·tanh(s/c).
     - `return_lse`: also return the log-sum-exp of each row's scores, (batch, heads, rows) in fp32.
+    - Few rows on many keys are decoded: `choice()` says where. Calls with gradients, a `family`, a `config` or
+      `row_invariant` are not.
     - `family` ("ampere", "hopper") and `config` (a config or its short form) override the choice of kernel.
     - `backend`: "gpu" (for CUDA tensors), "reference" (plain PyTorch; for all others), or "simulator" (the kernel
       itself, on CPU tensors or NumPy arrays). Chosen by the tensors' device unless given; CPU tensors
       with a `config`, a `family` or `row_invariant` run on the simulator.
     - `row_invariant`: a row's output and log-sum-exp depend, bit by bit, on its own query, the keys and values it
       attends to and the arguments alone: not on other rows, the batch, the chunk of a prefill that the row is in, or
-      padding. Without it they do so among calls that use the same config. The same call gives the same bits always.
+      padding. Without it they do so among calls that use the same config of the forward. The same call gives the same
+      bits always.
     - `deterministic`: gradients have the same bits in every run, too; `torch.use_deterministic_algorithms(True)` means
       the same. Without it, those of q may differ in their last bits.
 
@@ -162,9 +167,19 @@ def attention(
             if arrangement is not None:
                 out, lse = arrangement.run(q, k, v, out)
                 return (out, lse) if return_lse else out
-        elif not is_empty(q.shape, k.shape):
+        elif not is_empty(q.shape, k.shape) and k.shape == v.shape:
             out, lse = kind.run(q, k, v)
             return (out, lse) if return_lse else out
+
+    if head_dims := _differing_head_dims(q, k, v):
+        head_dim, value_head_dim = head_dims
+        columns = kernel_columns(head_dim, value_head_dim)
+        result: Any = attention(
+            *(with_columns(x, columns) for x in (q, k, v)), causal=causal, window=window,
+            scale=head_dim**-0.5 if scale is None else scale, softcap=softcap, return_lse=return_lse, family=family,
+            config=config, backend=backend, row_invariant=row_invariant, deterministic=deterministic,
+        )  # fmt: skip
+        return (result[0][..., :value_head_dim], result[1]) if return_lse else result[..., :value_head_dim]
 
     backend = _checked_backend(
         q, k, v, backend, named_kernel=config is not None or family is not None, row_invariant=row_invariant
@@ -246,7 +261,9 @@ def choice(
         q_length=int(q.shape[2]),
         kv_length=int(k.shape[2]),
         options=options,
-        grouped_heads=q.shape[1] != k.shape[1],
+        batch=int(q.shape[0]),
+        heads=int(q.shape[1]),
+        kv_heads=int(k.shape[1]),
         returns_lse=return_lse,
         row_invariant=row_invariant,
     )
@@ -350,6 +367,18 @@ def forget_kinds() -> None:
     """Calls choose their kernels anew."""
     _kinds.clear()
     forget_plans()
+
+
+def _differing_head_dims(q: Any, k: Any, v: Any) -> tuple[int, int] | None:
+    """Of queries and values, where nothing else is wrong with their shapes; None if they agree or something is."""
+    try:
+        check_shapes(q.shape, k.shape, k.shape)
+    except (AttributeError, ValueError):
+        return None
+    head_dim: int = q.shape[3]
+    value_shape: Sequence[int] = getattr(v, "shape", ())
+    differ = len(value_shape) == 4 and value_shape[:3] == k.shape[:3] and 0 < value_shape[3] <= MAX_D_HEAD
+    return (head_dim, value_shape[3]) if differ and value_shape[3] != head_dim else None
 
 
 # --- Checks --------------------------------------------------------------------------------------------------------

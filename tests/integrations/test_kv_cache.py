@@ -19,6 +19,7 @@ from flashwright import (
     flash_attn_with_kvcache,
 )
 from flashwright.kernels.registry import parse_config
+from flashwright.operators.ragged_append import append_ragged
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import CacheTensors, DecodeKind, NewRows
 
@@ -137,11 +138,95 @@ def test_packed_sequences_of_packed_tensors():
             call()
 
 
+def rotary_tables(positions: int) -> dict[str, Any]:
+    angles = some(positions, 8, seed=6)
+    return {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+
+
+@pytest.mark.parametrize("paged", (False, True))
+@pytest.mark.parametrize("rotary", (False, True))
+@pytest.mark.parametrize("causal", (False, True))
+def test_new_keys_may_be_of_different_numbers(causal, rotary, paged):
+    """Each sequence as it is alone."""
+    lengths = (5, 9, 29)
+    caches = (
+        [some(7, 16, 2, 24, seed=seed) for seed in (1, 2)] if paged else [some(3, 32, 2, 24, seed=s) for s in (1, 2)]
+    )
+    alone = [x.clone() for x in caches]
+    q, k, v = some(4, 4, 24, seed=3), some(5, 2, 24, seed=4), some(5, 2, 24, seed=5)
+    table = int32(6, 2, 0, 4, 3, 5).view(3, 2)
+    options: dict[str, Any] = {"causal": causal, **(rotary_tables(40) if rotary else {})}
+    out = flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=int32(*lengths), cu_seqlens_k_new=int32(0, 2, 2, 5),
+        cu_seqlens_q=int32(0, 2, 3, 4), max_seqlen_q=2, block_table=table if paged else None, **options,
+    )  # fmt: skip
+    for b, (rows, new) in enumerate(((slice(0, 2), slice(0, 2)), (slice(2, 3), None), (slice(3, 4), slice(2, 5)))):
+        given = {} if new is None else {"k": k[new][None], "v": v[new][None], **options}
+        index = {"block_table": table[b : b + 1]} if paged else {"cache_batch_idx": int32(b)}
+        queries = q[rows][None]
+        if new is None and rotary:
+            tables = options["rotary_cos"], options["rotary_sin"]
+            queries = torch.stack([turned(head, lengths[b], *tables, True) for head in queries[0, 0]])[None, None]
+        expected = flash_attn_with_kvcache(
+            queries, *alone, cache_seqlens=int32(lengths[b]), causal=causal, **index,
+            **{name: value for name, value in given.items() if name != "causal"},
+        )  # fmt: skip
+        torch.testing.assert_close(out[rows], expected[0])
+    for written, wanted in zip(caches, alone, strict=True):
+        torch.testing.assert_close(written, wanted)
+
+
+def test_rotations_may_be_counted_from_elsewhere():
+    q, k, v = some(2, 1, 2, 24, seed=1), some(2, 8, 2, 24, seed=2), some(2, 8, 2, 24, seed=3)
+    new_k, new_v = some(2, 1, 2, 24, seed=4), some(2, 1, 2, 24, seed=5)
+    tables = rotary_tables(30)
+    flash_attn_with_kvcache(
+        q, k, v, new_k, new_v, **tables, cache_seqlens=int32(3, 7), rotary_seqlens=int32(20, 11), causal=True
+    )
+    for b, (place, position) in enumerate(((3, 20), (7, 11))):
+        expected = turned(new_k[b, 0, 1], position, tables["rotary_cos"], tables["rotary_sin"], True)
+        torch.testing.assert_close(k[b, place, 1], expected)
+        torch.testing.assert_close(v[b, place], new_v[b, 0])
+
+
+@pytest.mark.parametrize("lengths", ((5, 100), (100, 100), (-4, 2)))
+def test_ragged_keys_that_do_not_fit_are_not_written(lengths):
+    """As on a GPU, where the host does not know lengths."""
+    k_cache, v_cache = (some(2, 2, 8, 24, seed=seed) for seed in (1, 2))
+    before = [k_cache.clone(), v_cache.clone()]
+    new = NewRows(some(1, 2, 4, 24, seed=3), some(1, 2, 4, 24, seed=4))
+    cache = CacheTensors(int32(*lengths))
+    append_ragged(some(2, 2, 1, 24), k_cache, v_cache, cache, new, int32(0, 2, 3), None)
+    for written, old, rows in zip((k_cache, v_cache), before, (new.k, new.v), strict=True):
+        for b, row, place in ((0, 0, lengths[0]), (0, 1, lengths[0] + 1), (1, 2, lengths[1])):
+            if 0 <= place < 8:
+                old[b, :, place] = rows[0, :, row]
+        assert torch.equal(written, old)
+
+
 def test_the_output_may_be_given():
     q, k = some(1, 1, 2, 8), some(1, 4, 2, 8)
     out = torch.full_like(q, math.nan)
     assert flash_attn_with_kvcache(q, k, k, out=out).data_ptr() == out.data_ptr()
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(("head_dim", "value_head_dim"), ((59, 59), (24, 16), (16, 24), (13, 7)))
+def test_any_head_dimensions_of_keys_and_values(head_dim, value_head_dim):
+    q, k, v = some(2, 2, 4, head_dim), some(2, 9, 2, head_dim, seed=1), some(2, 9, 2, value_head_dim, seed=2)
+    new_k, new_v = some(2, 1, 2, head_dim, seed=3), some(2, 1, 2, value_head_dim, seed=4)
+    expected = [x.clone() for x in (k, v)]
+    for cache, rows in zip(expected, (new_k, new_v), strict=True):
+        cache[0, 3], cache[1, 8] = rows[:, 0]
+    given = torch.full((2, 2, 4, value_head_dim), math.nan, dtype=torch.float64)
+    out = flash_attn_with_kvcache(q, k, v, new_k, new_v, cache_seqlens=int32(3, 8), causal=True, out=given)
+    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+    assert out.data_ptr() == given.data_ptr()
+    for b, n in enumerate((4, 9)):
+        for head in range(4):
+            scores = q[b, :, head] @ k[b, :n, head // 2].T / math.sqrt(head_dim)
+            scores[0, n - 1] = -math.inf
+            torch.testing.assert_close(out[b, :, head], torch.softmax(scores, -1) @ v[b, :n, head // 2])
 
 
 @pytest.mark.parametrize(
@@ -157,8 +242,11 @@ def test_the_output_may_be_given():
         ({"rotary_cos": some(4, 4)}, r"rotary_cos and rotary_sin: give both"),
         ({"block_table": int32(0).view(1, 1)}, r"pages of 8 rows are not allowed; allowed: multiples of 16"),
         ({"alibi_slopes": some(2)}, r"alibi_slopes: not supported"),
+        ({"qv": some(2), "attention_chunk": 3}, r"qv, attention_chunk: not supported"),
+        ({"cu_seqlens_k_new": int32(0, 1)}, r"cu_seqlens_k_new: says something of k and v, which are not given"),
+        ({"rotary_seqlens": int32(0)}, r"rotary_seqlens: says something of rotary_cos and rotary_sin"),
         ({"cu_seqlens_q": int32(0, 1)}, r"q: shape \(1, 1, 2, 8\) is not allowed; allowed: \(rows, heads, head_dim\)"),
-        ({"out": some(1, 1, 1, 8)}, r"out: .* does not match q"),
+        ({"out": some(1, 1, 1, 8)}, r"out: .* is not allowed; allowed: \(1, 1, 2, 8\)"),
     ),
 )
 def test_what_is_wrong_is_said(arguments, message):

@@ -11,7 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
 
+from transformers import masking_utils
+
 from flashwright import integrations
+from flashwright.integrations.carried_masks import ranges_of_padding, rows_of_sequences
 from flashwright.integrations.transformers import attention_forward, attention_mask, register
 
 VOCABULARY = 97
@@ -95,15 +98,159 @@ def test_rows_added_to_a_cache_several_at_a_time_see_all_before_them(family):
     torch.testing.assert_close(by("flashwright", family, in_two_parts), expected, rtol=1e-4, atol=1e-5)
 
 
+def padding(side: str, rows: int = 13) -> Any:
+    mask = torch.ones(2, rows, dtype=torch.long)
+    mask[0, slice(0, 4) if side == "left" else slice(-4, None)] = 0
+    return mask
+
+
+@pytest.fixture
+def no_sdpa(monkeypatch):
+    """PyTorch's function computes nothing."""
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("PyTorch's SDPA was called")
+
+    return lambda: monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+
+
+@pytest.mark.parametrize("side", ("left", "right"))
 @pytest.mark.parametrize("family", MODELS)
-def test_padded_batches_go_to_pytorch_with_one_warning(family):
-    mask = torch.ones(2, 13, dtype=torch.long)
-    mask[0, :4] = 0
+def test_padded_batches_are_computed_by_the_kernels(family, side, no_sdpa):
+    mask = padding(side)
+    expected = by(peer(family), family, lambda m: m(tokens(), attention_mask=mask).logits)
+    no_sdpa()
+    logits = by("flashwright", family, lambda m: m(tokens(), attention_mask=mask).logits)
+    torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("cache_implementation", (None, "static"))
+def test_a_batch_that_is_padded_on_the_left_generates_the_same(family, cache_implementation, no_sdpa):
+    def generated(m: Any) -> Any:
+        return m.generate(
+            tokens(), attention_mask=padding("left"), max_new_tokens=8, do_sample=False, pad_token_id=0,
+            disable_compile=True, cache_implementation=cache_implementation,
+        )  # fmt: skip
+
+    expected = by(peer(family), family, generated)
+    no_sdpa()
+    assert torch.equal(by("flashwright", family, generated), expected)
+
+
+@pytest.mark.parametrize("family", ("Llama", "Qwen2"))
+def test_holes_in_a_mask_go_to_pytorch_with_one_warning(family):
+    mask = padding("left")
+    mask[1, 6] = 0
     with pytest.warns(UserWarning, match="a mask that is more than causal") as said:
         logits = by("flashwright", family, lambda m: m(tokens(), attention_mask=mask).logits)
     assert len(said) == 1
     expected = by(peer(family), family, lambda m: m(tokens(), attention_mask=mask).logits)
     torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ("Llama", "Qwen2"))
+def test_sequences_packed_by_their_positions_do_not_see_each_other(family, no_sdpa):
+    positions = torch.cat((torch.arange(5), torch.arange(8)))[None].expand(2, -1)
+
+    def packed(m: Any) -> Any:
+        return m(tokens(), position_ids=positions, use_cache=False).logits
+
+    expected = by("sdpa", family, packed)
+    alone = by("sdpa", family, lambda m: m(tokens()[:, 5:]).logits)
+    no_sdpa()
+    actual = by("flashwright", family, packed)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual[:, 5:], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ("left", "right"))
+def test_padded_batches_have_the_same_gradients(side, no_sdpa):
+    mask = padding(side)
+    labels = tokens().masked_fill(mask == 0, -100)
+    gradients = {}
+    for implementation in ("sdpa", "flashwright"):
+        one = model("Llama")
+        one.set_attn_implementation(implementation)
+        one.zero_grad()
+        one(tokens(), attention_mask=mask, labels=labels).loss.backward()
+        gradients[implementation] = [p.grad.clone() for p in one.parameters()]
+        no_sdpa()
+    for a, b in zip(*gradients.values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "window"), ((2, None), (9, None), (9, 3)))
+def test_padded_keys_of_bidirectional_attention_are_not_seen(rows, window, no_sdpa):
+    q, k = torch.randn(2, 4, rows, 16), torch.randn(2, 2, 9, 16)
+    keys = padding("left", 9).bool()
+    overlay = masking_utils.sliding_window_bidirectional_mask_function(window) if window else None
+    function = overlay or masking_utils.bidirectional_mask_function
+    mask = attention_mask(
+        2, rows, 9, mask_function=function, attention_mask=keys, allow_is_bidirectional_skip=True, device="cpu",
+        local_size=window,
+    )  # fmt: skip
+    assert mask.dtype == torch.int32
+    visible = keys[:, None, None].expand(2, 1, rows, 9)
+    if window:
+        distance = torch.arange(9) - torch.arange(rows)[:, None]
+        visible = visible & (distance.abs() < window)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=visible, enable_gqa=True)
+    no_sdpa()
+    out, _ = attention_forward(torch.nn.Module(), q, k, k, mask, is_causal=False, sliding_window=window)
+    counts = visible.any(-1).expand(2, 4, rows) & (keys[:, None, :rows] if window else True)
+    torch.testing.assert_close(out.transpose(1, 2)[counts], expected[counts])
+
+
+def test_what_is_carried_becomes_a_mask_where_pytorch_computes():
+    q = torch.randn(2, 2, 6, 16)
+    packed = rows_of_sequences(torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 2, 2]])).as_mask()
+    ranges = ranges_of_padding(padding("left", 6)[:, :6].bool(), 2, 6, 6, 0, "cpu").as_mask()
+    for mask in (packed, ranges):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            by_pytorch, _ = attention_forward(torch.nn.Module(), q, q, q, mask, dropout=1e-9, is_causal=True)
+        out, _ = attention_forward(torch.nn.Module(), q, q, q, mask, is_causal=True)
+        counts = padding("left", 6).bool() if mask is ranges else torch.ones(2, 6, dtype=torch.bool)
+        torch.testing.assert_close(out[counts], by_pytorch[counts])
+
+
+def test_a_compiled_step_with_a_static_cache_has_no_graph_breaks():
+    one = model("Llama")
+    one.set_attn_implementation("flashwright")
+    torch._dynamo.reset()
+    step = torch.compile(one, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        caches = [transformers.StaticCache(config=one.config, max_cache_len=20) for _ in range(2)]
+        for cache in caches:
+            one(tokens()[:, :9], past_key_values=cache)
+        expected = one(tokens()[:, 9:10], past_key_values=caches[0]).logits
+        actual = step(tokens()[:, 9:10], past_key_values=caches[1]).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_continuous_batching_generates_the_same(no_sdpa):
+    prompts = [[1, 2, 3, 4, 5], [7, 8, 9], [11] * 9]
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = [
+        by("sdpa", "Llama", lambda m, p=p: m.generate(torch.tensor([p]), **options)[0, len(p) :].tolist())
+        for p in prompts
+    ]
+    no_sdpa()
+    generated = by(
+        "flashwright", "Llama", lambda m: m.generate_batch(
+            prompts, generation_config=transformers.GenerationConfig(**options, eos_token_id=-1),
+            continuous_batching_config=transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=32),
+        )
+    )  # fmt: skip
+    assert [each.generated_tokens for each in generated.values()] == expected
+
+
+def test_models_with_a_fixed_table_of_classes_say_so():
+    with pytest.raises(
+        ValueError, match=r"'flashwright': Git\w+ takes its attention from a table of its own, GIT_SELF_"
+    ):
+        transformers.GitModel._from_config(transformers.GitConfig(), attn_implementation="flashwright")
 
 
 def test_packed_sequences_do_not_see_each_other():
@@ -171,8 +318,12 @@ def test_only_what_the_kernels_cannot_know_becomes_a_mask():
     assert attention_mask(**common, q_length=8) is None
     assert attention_mask(**common, q_length=3, q_offset=5) is None
     assert attention_mask(**common, q_length=8, attention_mask=torch.ones(2, 8, dtype=torch.bool)) is None
-    room_for_more = attention_mask(**common, q_length=3, q_offset=0)
-    assert room_for_more.shape == (2, 1, 3, 8) and room_for_more[0, 0].sum() == 6
+    room_for_more = attention_mask(**common, q_length=3, q_offset=2)
+    assert room_for_more.flatten().tolist() == 2 * [0, 5, 2]
     padded = torch.ones(2, 8, dtype=torch.bool)
+    padded[0, -1] = False
+    assert attention_mask(**common, q_length=8, attention_mask=padded) is None, "no row that counts sees it"
     padded[0, 0] = False
+    assert attention_mask(**common, q_length=8, attention_mask=padded)[:, 0, 0, :3].tolist() == [[1, 7, 0], [0, 8, 0]]
+    padded[0, 4] = False
     assert attention_mask(**common, q_length=8, attention_mask=padded).shape == (2, 1, 8, 8)

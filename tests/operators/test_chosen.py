@@ -93,6 +93,16 @@ def test_the_choice_is_what_attention_compiles(rows, options):
     assert (found.config, found.variant) in needed_kernels(128, problem.dtype, problem.options, H200)
 
 
+def test_few_rows_on_many_keys_are_decoded():
+    found = choice(1, 9000, causal=True)
+    assert str(found.config).startswith("ampere decode (FP16, 128, ")
+    assert "few rows on many keys are decoded" in found.reason
+    problem = found.problem
+    assert (found.config, found.variant) in needed_kernels(128, problem.dtype, problem.options, H200)
+    for options in ({"family": "ampere"}, {"config": MINE}, {"row_invariant": True}, {"causal": "top-left"}):
+        assert "decode" not in str(choice(1, 9000, **options).config)
+
+
 def test_a_row_invariant_call_uses_one_config_for_all_lengths():
     assert choice(100, row_invariant=True).config == choice(8192, row_invariant=True).config == choice(8192).config
 

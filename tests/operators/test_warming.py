@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashwright import GPUError, compile_kernel, warm_up
-from flashwright.choice.choose import backward_config, chosen_config
+from flashwright.choice.choose import backward_config, chosen_config, decode_choice
+from flashwright.choice.few_rows import MOST_PACKED_ROWS
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.backward.launch import DQ, ROWS
 from flashwright.kernels.family import Occasion
@@ -50,7 +51,7 @@ def test_every_length_finds_its_kernel_among_those_compiled_ahead(
     ready = needed_kernels(
         head_dim, dtype, options, gpu, grouped=grouped, training=training, packed=packed, deterministic=deterministic
     )
-    assert len(ready) == len(set(ready)) <= 16
+    assert len(ready) == len(set(ready)) <= 19
     config = chosen_config(dtype, head_dim, options.window, q_length, kv_length, gpu=gpu)
     for returns_lse in (False, True) if training else (False,):
         variant = forward_variant(
@@ -66,13 +67,25 @@ def test_every_length_finds_its_kernel_among_those_compiled_ahead(
         assert (config, variant) in ready
 
 
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("packed_rows", (1, 17, 40, MOST_PACKED_ROWS))
+def test_few_rows_find_their_decode_kernel_among_those_compiled_ahead(gpu, packed_rows):
+    options = AttentionOptions.of(True)
+    config = decode_choice(DType.BF16, 128, options.window, packed_rows, gpu=gpu).config
+    variant = forward_variant(config, options, head_dim=128, grouped_heads=False, packed=False, returns_lse=False)
+    assert (config, variant) in needed_kernels(128, DType.BF16, options, gpu)
+    assert all(family_of(each).operation.name != "decode" for each, _ in needed_kernels(
+        128, DType.BF16, options, gpu, family="ampere"
+    ))  # fmt: skip
+
+
 def test_kernels_compiled_ahead_are_found_in_the_cache():
     kernels = warm_up(64, "fp16", causal=True, training=True, arch="sm_80")
     assert {kernel.arch for kernel in kernels} == {"sm_80"}
     for kernel in kernels:
         assert compile_kernel(kernel.config, "sm_80", kernel.variant).program.from_cache
     (backward,) = {
-        (each.config, each.variant) for each in kernels if family_of(each.config).operation.name != "forward"
+        (each.config, each.variant) for each in kernels if family_of(each.config).operation.name == "backward"
     }
     for companion in (ROWS, DQ):
         assert compile_one(*backward, companion, arch="sm_80").program.from_cache

@@ -40,6 +40,7 @@ def which(
     causal: CausalOption = False,
     window: WindowOption = None,
     softcap: SoftcapOption = 0.0,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
     heads: Annotated[int, typer.Option(min=1, help="Heads of q.")] = 16,
     kv_heads: KvHeadsOption = None,
     family: Annotated[
@@ -58,13 +59,13 @@ def which(
     model = this_gpu() if gpu is None else gpu_named(gpu)
     keys = rows if keys is None else keys
     kv_heads = heads if kv_heads is None else kv_heads
-    kv_shape = (1, kv_heads, keys, d_head)
-    check_shapes((1, heads, rows, d_head), kv_shape, kv_shape)
+    kv_shape = (batch, kv_heads, keys, d_head)
+    check_shapes((batch, heads, rows, d_head), kv_shape, kv_shape)
     if family is not None:
         family_named(family)
     problem = CallProblem(
         DType.parse(dtype), d_head, rows, keys, attention_options(causal, window, softcap),
-        grouped_heads=heads != kv_heads, row_invariant=row_invariant,
+        batch=batch, heads=heads, kv_heads=kv_heads, row_invariant=row_invariant,
     )  # fmt: skip
     choice = kernel_choice(problem, model, family=family)
     if as_json:

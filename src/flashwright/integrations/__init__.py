@@ -15,3 +15,10 @@ def warn_once(reason: str) -> None:
         return
     _said.add(reason)
     warnings.warn(reason, stacklevel=3)
+
+
+def refuse(**requested: bool) -> None:
+    """Raises for arguments of other packages that are not at their defaults and that the kernels do not compute."""
+    names = [name for name, is_requested in requested.items() if is_requested]
+    if names:
+        raise NotImplementedError(f"{', '.join(names)}: not supported by flashwright; leave it at its default")

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashwright.attention import attention
+from flashwright.integrations import refuse
+from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.operators.forward import config_chosen_for
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import check_starts
-from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD, check_shapes
+from flashwright.problem.shapes import MAX_D_HEAD, check_shapes
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
@@ -43,12 +45,10 @@ def flash_attn_func(
     (batch, heads, rows), an empty tensor: there is no dropout whose mask it could hold).
     """
 
-    _refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
+    refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
     _check_layout(q, k, v, ("batch", "rows", "heads", "head_dim"))
-    head_dim = q.shape[-1]
-    if head_dim % HEAD_DIM_STEP:
-        softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-        q, k, v = _padded(q), _padded(k), _padded(v)
+    value_head_dim = v.shape[-1]
+    q, k, v, softmax_scale = _for_kernels(q, k, v, softmax_scale)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     result = attention(
         q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap, return_lse=return_attn_probs,
@@ -56,8 +56,8 @@ def flash_attn_func(
     )  # fmt: skip
     out, lse = result if isinstance(result, tuple) else (result, None)
     out = out.transpose(1, 2)
-    if head_dim != out.shape[-1]:
-        out = out[..., :head_dim]
+    if value_head_dim != out.shape[-1]:
+        out = out[..., :value_head_dim]
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
 
 
@@ -135,7 +135,7 @@ def flash_attn_varlen_func(
     """
     from flashwright.operators import torch_ops
 
-    _refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
+    refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
     lengths = (_longest("max_seqlen_q", max_seqlen_q), _longest("max_seqlen_k", max_seqlen_k))
     if block_table is not None:
         from flashwright.integrations.kv_cache import flash_attn_with_kvcache
@@ -147,10 +147,8 @@ def flash_attn_varlen_func(
         )  # fmt: skip
         return (*result, q.new_empty(0)) if return_attn_probs else result
     _check_layout(q, k, v, ("rows", "heads", "head_dim"))
-    head_dim = q.shape[-1]
-    if head_dim % HEAD_DIM_STEP:
-        softmax_scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-        q, k, v = _padded(q), _padded(k), _padded(v)
+    value_head_dim = v.shape[-1]
+    q, k, v, softmax_scale = _for_kernels(q, k, v, softmax_scale)
     _check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
     options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
     name = ""
@@ -160,8 +158,8 @@ def flash_attn_varlen_func(
         name = config_chosen_for(q.transpose(0, 1)[None], k, options, None, row_invariant=True).short_form()
     request = torch_ops.Request(options, return_attn_probs, name, deterministic=deterministic)
     out, lse = torch_ops.varlen_forward(q, k, v, (cu_seqlens_q, cu_seqlens_k), lengths, request)
-    if head_dim != out.shape[-1]:
-        out = out[..., :head_dim]
+    if value_head_dim != out.shape[-1]:
+        out = out[..., :value_head_dim]
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
 
 
@@ -216,17 +214,16 @@ def flash_attn_varlen_kvpacked_func(
     )  # fmt: skip
 
 
-def _refuse(**requested: bool) -> None:
-    names = [name for name, is_requested in requested.items() if is_requested]
-    if names:
-        raise NotImplementedError(f"{', '.join(names)}: not supported by flashwright; leave it at its default")
-
-
-def _padded(x: torch.Tensor) -> torch.Tensor:
-    """With columns of zeros up to the next multiple of 8 columns; they change no score."""
-    import torch
-
-    return torch.nn.functional.pad(x, (0, -x.shape[-1] % HEAD_DIM_STEP))
+def _for_kernels(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float | None]:
+    """With a head dimension that the kernels have, and the scale of the one that was given."""
+    head_dim = q.shape[-1]
+    columns = kernel_columns(head_dim, v.shape[-1])
+    if columns == head_dim == v.shape[-1]:
+        return q, k, v, softmax_scale
+    padded = (with_columns(x, columns) for x in (q, k, v))
+    return *padded, head_dim**-0.5 if softmax_scale is None else softmax_scale
 
 
 def _check_tensor(name: str, x: Any) -> None:
@@ -244,8 +241,12 @@ def _check_layout(q: Any, k: Any, v: Any, layout: tuple[str, ...]) -> None:
             raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: ({', '.join(layout)})")
         if not 0 < x.shape[-1] <= MAX_D_HEAD:
             raise ValueError(f"{name}: head_dim {x.shape[-1]} is not allowed; allowed: 1 to {MAX_D_HEAD}")
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have the same shape; got {tuple(k.shape)} and {tuple(v.shape)}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(
+            f"k and v must agree in all but their head dimensions; got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"k: head_dim is {k.shape[-1]}, but q's is {q.shape[-1]}")
 
 
 def _longest(name: str, value: Any) -> int:

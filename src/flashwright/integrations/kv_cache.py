@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flashwright.integrations import refuse
 from flashwright.kernels.decode.append import ROTARY_STEP
 from flashwright.kernels.decode.launch import PAGE_STEP
+from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+from flashwright.problem.shapes import MAX_D_HEAD
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
@@ -40,7 +42,17 @@ def flash_attn_with_kvcache(
     *,
     page_table: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    scheduler_metadata: torch.Tensor | None = None,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
     out: torch.Tensor | None = None,
     row_invariant: bool = False,
 ) -> Any:
@@ -49,43 +61,77 @@ def flash_attn_with_kvcache(
     q: (batch, rows, heads, head_dim), or with `cu_seqlens_q` (rows of all sequences, heads, head_dim). Caches:
     (sequences, rows, kv_heads, head_dim), or (pages, rows of a page, kv_heads, head_dim) with `block_table`, which the
     third generation calls `page_table`: (batch, pages of a sequence) int32. `cache_seqlens` is how many keys each
-    sequence has; `k` and `v`, (batch, new rows, kv_heads, head_dim), are written behind them. `cache_leftpad` is where
-    each sequence begins in its cache, `cache_batch_idx` which of the cache's sequences it has. Masks are aligned to the
-    bottom right.
+    sequence has; `k` and `v`, (batch, new rows, kv_heads, head_dim), or with `cu_seqlens_k_new` (new rows of all
+    sequences, kv_heads, head_dim), are written behind them. `cache_leftpad` is where each sequence begins in its cache,
+    `cache_batch_idx` which of the cache's sequences it has. Masks are aligned to the bottom right. Head dimensions are
+    up to 256, and values may have another than keys; one that is no multiple of 8 or differs copies the caches in every
+    call.
 
     With `rotary_cos` and `rotary_sin`, (positions, columns / 2), the new keys are rotated for their positions, and the
-    queries for the same where the mask is causal or a window, otherwise all for the first of them.
+    queries for the same where the mask is causal or a window, otherwise all for the first of them. Positions are
+    counted from `rotary_seqlens` on, if they are given, instead of `cache_seqlens`.
 
     On a GPU, lengths that lead out of the cache are clamped, keys on pages that do not exist count as zeros, and what
-    does not fit is not written.
-    `num_splits` is accepted; splits are chosen on the device from the actual lengths. With `row_invariant`, the bits of
-    a sequence do not depend on the others. Gradients are not computed.
+    does not fit is not written. `num_splits`, `scheduler_metadata`, `pack_gqa` and `sm_margin` are accepted: splits are
+    chosen on the device from the actual lengths, and heads are always packed. With `row_invariant`, the bits of a
+    sequence do not depend on the others. Gradients are not computed.
     """
     import torch
 
     from flashwright.operators.decode import decode
-    from flashwright.runtime.decode_plans import CacheTensors
+    from flashwright.operators.ragged_append import append_ragged
+    from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors
 
-    if alibi_slopes is not None:
-        raise NotImplementedError("alibi_slopes: not supported by flashwright; leave it at its default")
+    refuse(
+        alibi_slopes=alibi_slopes is not None, qv=qv is not None, q_descale=q_descale is not None,
+        k_descale=k_descale is not None, v_descale=v_descale is not None, attention_chunk=attention_chunk != 0,
+    )  # fmt: skip
     if block_table is not None and page_table is not None:
         raise ValueError("block_table and page_table are two names of the same; give one of them")
     if (k is None) != (v is None):
         raise ValueError("k and v: give both of them, or none")
     table = block_table if page_table is None else page_table
     _check(q, k_cache, v_cache, ragged=cu_seqlens_q is not None)
-    options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
     sequences = q.shape[0] if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    for name, new_rows, cache_rows in (("k", k, k_cache), ("v", v, v_cache)):
+        _check_new_rows(name, new_rows, cache_rows, None if cu_seqlens_k_new is not None else sequences)
+    if out is not None:
+        _check_output(out, q, v_cache.shape[-1])
+    columns = kernel_columns(q.shape[-1], v_cache.shape[-1])
+    if not columns == q.shape[-1] == v_cache.shape[-1]:
+        return _with_padded_columns(
+            columns, q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, out, rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad, block_table=table, causal=causal, window_size=window_size, softcap=softcap,
+            rotary_interleaved=rotary_interleaved, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q, row_invariant=row_invariant, cu_seqlens_k_new=cu_seqlens_k_new,
+            rotary_seqlens=rotary_seqlens,
+        )  # fmt: skip
+    options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
     capacity = k_cache.shape[1]
     if table is not None:
         _check_numbers("block_table", table, 2, sequences, q)
         if capacity % PAGE_STEP:
             raise ValueError(f"pages of {capacity} rows are not allowed; allowed: multiples of {PAGE_STEP}")
         capacity *= table.shape[1]
-    lengths = _lengths(cache_seqlens, sequences, capacity, q, appended=0 if k is None else k.shape[1])
-    for name, numbers in (("cache_leftpad", cache_leftpad), ("cache_batch_idx", cache_batch_idx)):
+    appended = 0 if k is None or cu_seqlens_k_new is not None else k.shape[1]
+    lengths = _lengths(cache_seqlens, sequences, capacity, q, appended=appended)
+    if k is not None and lengths is None:
+        raise ValueError("cache_seqlens: needed with k and v, which are written behind the keys that are there")
+    for name, numbers, count in (
+        ("cache_leftpad", cache_leftpad, sequences),
+        ("cache_batch_idx", cache_batch_idx, sequences),
+        ("rotary_seqlens", rotary_seqlens, sequences),
+        ("cu_seqlens_k_new", cu_seqlens_k_new, sequences + 1),
+    ):
         if numbers is not None:
-            _check_numbers(name, numbers, 1, sequences, q)
+            _check_numbers(name, numbers, 1, count, q)
+    for name, numbers, needed, given in (
+        ("cu_seqlens_k_new", cu_seqlens_k_new, "k and v", k),
+        ("rotary_seqlens", rotary_seqlens, "rotary_cos and rotary_sin", rotary_cos),
+    ):
+        if numbers is not None and given is None:
+            raise ValueError(f"{name}: says something of {needed}, which are not given")
     if table is not None and cache_batch_idx is not None:
         raise ValueError("cache_batch_idx: a paged cache has its pages by block_table; give one of them")
     if table is None and cache_batch_idx is None and k_cache.shape[0] != sequences:
@@ -96,7 +142,7 @@ def flash_attn_with_kvcache(
             raise ValueError("max_seqlen_q: the most rows of a sequence; needed with cu_seqlens_q")
         _check_numbers("cu_seqlens_q", cu_seqlens_q, 1, sequences + 1, q)
         starts = cu_seqlens_q.contiguous()
-    new = _new_rows(q, k_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, sequences, options)
+    new = _new_rows(q, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, options)
 
     def whole(numbers: torch.Tensor | None) -> torch.Tensor | None:
         return None if numbers is None else numbers.to(torch.int32).contiguous()
@@ -107,21 +153,50 @@ def flash_attn_with_kvcache(
     queries = q.transpose(1, 2) if cu_seqlens_q is None else q.transpose(0, 1)[None]
     target = None
     if out is not None:
-        if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device:
-            raise ValueError(
-                f"out: {tuple(out.shape)} of {out.dtype} on {out.device} does not match q: {tuple(q.shape)} of "
-                f"{q.dtype} on {q.device}"
-            )
         target = out.transpose(1, 2) if cu_seqlens_q is None else out.transpose(0, 1)[None]
+    caches = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     with torch.no_grad():
+        if cu_seqlens_k_new is not None or rotary_seqlens is not None:
+            queries, cache = append_ragged(queries, *caches, cache, new, whole(cu_seqlens_k_new), whole(rotary_seqlens))
+            new = NOTHING_NEW
         result, lse = decode(
-            queries, k_cache.transpose(1, 2), v_cache.transpose(1, 2), options, cache, new, out=target,
-            with_lse=return_softmax_lse, row_invariant=row_invariant,
+            queries, *caches, options, cache, new, out=target, with_lse=return_softmax_lse, row_invariant=row_invariant,
         )  # fmt: skip
     if cu_seqlens_q is None:
         result = result.transpose(1, 2)
     else:
         result, lse = result[0].transpose(0, 1), None if lse is None else lse[0]
+    return (result, lse) if return_softmax_lse else result
+
+
+def _with_padded_columns(
+    columns: int,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    softmax_scale: float | None,
+    return_softmax_lse: bool,
+    out: torch.Tensor | None,
+    **options: Any,
+) -> Any:
+    """The same with a head dimension that the kernels have; what is appended to the copies is written back."""
+    head_dim, value_head_dim = q.shape[-1], v_cache.shape[-1]
+    keys, values = with_columns(k_cache, columns), with_columns(v_cache, columns)
+    new_keys, new_values = (None if x is None else with_columns(x, columns) for x in (k, v))
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    result, lse = flash_attn_with_kvcache(
+        with_columns(q, columns), keys, values, new_keys, new_values, softmax_scale=scale, return_softmax_lse=True,
+        **options,
+    )  # fmt: skip
+    if k is not None:
+        for cache, padded in ((k_cache, keys), (v_cache, values)):
+            if padded is not cache:
+                cache.copy_(padded[..., : cache.shape[-1]])
+    result = result[..., :value_head_dim]
+    if out is not None:
+        result = out.copy_(result)
     return (result, lse) if return_softmax_lse else result
 
 
@@ -137,19 +212,42 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, rag
     for name, (x, layout, dimensions) in layouts.items():
         if x.dim() != dimensions:
             raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: {layout}")
-    if k_cache.shape != v_cache.shape:
+    if k_cache.shape[:3] != v_cache.shape[:3]:
         raise ValueError(
-            f"k_cache and v_cache must have the same shape; got {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+            f"k_cache and v_cache must agree in all but their head dimensions; got {tuple(k_cache.shape)} and "
+            f"{tuple(v_cache.shape)}"
         )
     head_dim = q.shape[-1]
-    if head_dim != k_cache.shape[-1] or head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_D_HEAD:
-        raise ValueError(
-            f"head_dim: q has {head_dim}, k_cache {k_cache.shape[-1]}; allowed: equal, multiples of {HEAD_DIM_STEP} "
-            f"up to {MAX_D_HEAD}"
-        )
+    if head_dim != k_cache.shape[-1] or not 0 < head_dim <= MAX_D_HEAD:
+        raise ValueError(f"head_dim: q has {head_dim}, k_cache {k_cache.shape[-1]}; allowed: equal, 1 to {MAX_D_HEAD}")
+    if not 0 < v_cache.shape[-1] <= MAX_D_HEAD:
+        raise ValueError(f"head_dim: v_cache has {v_cache.shape[-1]}; allowed: 1 to {MAX_D_HEAD}")
     heads, kv_heads = q.shape[-2], k_cache.shape[-2]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads, which is not a multiple of the cache's {kv_heads}")
+
+
+def _check_new_rows(name: str, x: torch.Tensor | None, cache: torch.Tensor, sequences: int | None) -> None:
+    """Of so many sequences; None: of all, one after the other."""
+    if x is None:
+        return
+    batch = () if sequences is None else (sequences,)
+    rows = x.shape[len(batch)] if x.dim() == len(batch) + 3 else 0
+    if tuple(x.shape) != (*batch, rows, *cache.shape[2:]) or x.dtype != cache.dtype or x.device != cache.device:
+        layout = f"({f'batch {sequences}, ' if batch else ''}new rows, {cache.shape[2]}, {cache.shape[3]})"
+        raise ValueError(
+            f"{name}: {tuple(x.shape)} of {x.dtype} on {x.device} is not allowed; allowed: {layout} of {cache.dtype} "
+            f"on {cache.device}"
+        )
+
+
+def _check_output(out: torch.Tensor, q: torch.Tensor, columns: int) -> None:
+    expected = (*q.shape[:-1], columns)
+    if tuple(out.shape) != expected or out.dtype != q.dtype or out.device != q.device:
+        raise ValueError(
+            f"out: {tuple(out.shape)} of {out.dtype} on {out.device} is not allowed; allowed: {expected} of {q.dtype} "
+            f"on {q.device}"
+        )
 
 
 def _check_numbers(name: str, numbers: Any, dimensions: int, count: int, q: torch.Tensor) -> None:
@@ -173,8 +271,6 @@ def _lengths(
     import torch
 
     if given is None:
-        if appended:
-            raise ValueError("cache_seqlens: needed with k and v, which are written behind the keys that are there")
         return None
     if isinstance(given, int):
         if not 0 <= given <= capacity - appended:
@@ -197,27 +293,16 @@ def _lengths(
 
 def _new_rows(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
     k: torch.Tensor | None,
     v: torch.Tensor | None,
     cosines: torch.Tensor | None,
     sines: torch.Tensor | None,
     interleaved: bool,
     cache_seqlens: Any,
-    sequences: int,
     options: AttentionOptions,
 ) -> Any:
     from flashwright.runtime.decode_plans import NewRows
 
-    for name, x in (("k", k), ("v", v)):
-        if x is None:
-            continue
-        expected = (sequences, x.shape[1] if x.dim() == 4 else 0, *k_cache.shape[2:])
-        if tuple(x.shape) != expected or x.dtype != k_cache.dtype or x.device != k_cache.device:
-            raise ValueError(
-                f"{name}: {tuple(x.shape)} of {x.dtype} on {x.device} is not allowed; allowed: (batch {sequences}, new "
-                f"rows, {k_cache.shape[2]}, {k_cache.shape[3]}) of {k_cache.dtype} on {k_cache.device}"
-            )
     if (cosines is None) != (sines is None):
         raise ValueError("rotary_cos and rotary_sin: give both of them, or none")
     if cosines is not None and sines is not None:
@@ -236,10 +321,15 @@ def _new_rows(
         cosines, sines = cosines.contiguous(), sines.contiguous()
     window = options.window
     return NewRows(
-        None if k is None else k.transpose(1, 2),
-        None if v is None else v.transpose(1, 2),
+        None if k is None else _heads_first(k),
+        None if v is None else _heads_first(v),
         cosines,
         sines,
         interleaved,
         advances=window.left is not None or window.right is not None,
     )
+
+
+def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    """As a batch of (heads, rows, head_dim); rows of all sequences are one."""
+    return x.transpose(-3, -2) if x.dim() == 4 else x.transpose(-3, -2)[None]

@@ -115,6 +115,8 @@ class Companion:
 
     source: Callable[[Any, AttentionVariant], KernelSource]
     threads: int
+    on_request: bool = False
+    """Runs only where a call asks for what it does."""
 
 
 @dataclass(frozen=True)

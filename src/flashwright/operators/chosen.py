@@ -6,8 +6,9 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashwright.choice.choose import Choice, choose
+from flashwright.choice.choose import Choice, choose, decode_choice
 from flashwright.choice.currency import Currency, currency
+from flashwright.choice.few_rows import decodes
 from flashwright.choice.results import TunedResult
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig
@@ -35,9 +36,26 @@ class CallProblem:
     q_length: int
     kv_length: int
     options: AttentionOptions
-    grouped_heads: bool = False
+    batch: int = 1
+    heads: int = 1
+    kv_heads: int = 1
     returns_lse: bool = False
     row_invariant: bool = False
+
+    @property
+    def grouped_heads(self) -> bool:
+        return self.heads != self.kv_heads
+
+    @property
+    def packed_rows(self) -> int:
+        """Rows of all heads of q that share a head of k and v."""
+        return self.q_length * (self.heads // self.kv_heads)
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether a decode kernel computes it, where the call names no kernel."""
+        sizes = (self.batch, self.heads, self.kv_heads, self.q_length, self.kv_length)
+        return not self.row_invariant and decodes(self.options.window, *sizes)
 
     def __str__(self) -> str:
         (left, right, _), softcap = self.options.window, self.options.softcap
@@ -79,6 +97,9 @@ class KernelChoice:
             "gpu": {"name": self.gpu.name or None, "arch": self.gpu.arch},
             "problem": {
                 "dtype": self.problem.dtype.name,
+                "batch": self.problem.batch,
+                "heads": self.problem.heads,
+                "kv_heads": self.problem.kv_heads,
                 "head_dim": self.problem.head_dim,
                 "rows": self.problem.q_length,
                 "keys": self.problem.kv_length,
@@ -102,9 +123,13 @@ def kernel_choice(
 ) -> KernelChoice:
     """What a call computes on a GPU with; by the same steps as the call itself."""
     lengths = lengths_to_choose_for(problem.q_length, problem.kv_length, row_invariant=problem.row_invariant)
-    choice = choose(
-        problem.dtype, problem.head_dim, problem.options.window, *lengths, gpu=gpu, config=config, family=family
-    )
+    is_decoded = config is None and family is None and problem.is_decoded
+    if is_decoded:
+        choice = decode_choice(problem.dtype, problem.head_dim, problem.options.window, problem.packed_rows, gpu=gpu)
+    else:
+        choice = choose(
+            problem.dtype, problem.head_dim, problem.options.window, *lengths, gpu=gpu, config=config, family=family
+        )
     choice.family.target(gpu.arch)  # raises for a family that the GPU does not run
     variant = forward_variant(
         choice.config,
@@ -119,7 +144,7 @@ def kernel_choice(
         gpu=gpu,
         config=choice.config,
         source=choice.source,
-        reason=_reason(choice, lengths),
+        reason=f"{'few rows on many keys are decoded; ' if is_decoded else ''}{_reason(choice, lengths)}",
         variant=variant,
         family=choice.family.name,
         measured=choice.measured,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from flashwright.hardware.architectures import GPUModel
-from flashwright.kernels.family import KernelConfig, Occasion
-from flashwright.kernels.registry import families
+from flashwright.choice.choose import decode_choice
+from flashwright.kernels.family import KernelConfig
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeKind, NewRows
 from flashwright.runtime.devices import gpu_model
@@ -23,23 +21,12 @@ INVARIANT_SPLIT_UNITS = 16
 """Units of keys of a split where bits may not depend on what else is computed."""
 
 
-def decode_config(
-    dtype: DType, head_dim: int, packed_rows: int, gpu: GPUModel | None, options: AttentionOptions
-) -> KernelConfig:
-    """What attends with so many rows of all heads that share a head of K and V."""
-    family = families("decode")[0]
-    causal, bucket = options.window.right is not None, length_bucket(packed_rows)
-    occasion = Occasion(dtype, family.native_d_head(head_dim), causal, bucket, "long", gpu, packed_rows)
-    config: KernelConfig = family.default_config(occasion)
-    return config
-
-
 @lru_cache(maxsize=256)
 def decode_kind(
     options: AttentionOptions, dtype: DType, device_index: int, returns_lse: bool, split_units: int
 ) -> DecodeKind:
     def choose(head_dim: int, packed_rows: int) -> KernelConfig:
-        return decode_config(dtype, head_dim, packed_rows, gpu_model(device_index), options)
+        return decode_choice(dtype, head_dim, options.window, packed_rows, gpu=gpu_model(device_index)).config
 
     return DecodeKind(options, choose, returns_lse=returns_lse, device_index=device_index, split_units=split_units)
 
@@ -97,16 +84,14 @@ def _reference(
             end = min(held + new.k.shape[2], capacity)
             places = torch.arange(held, end)
             keys = (
-                _rotated(new.k[batch], places_of(held, new.k.shape[2]), new)
-                if new.cosines is not None
-                else new.k[batch]
+                rotated(new.k[batch], places_of(held, new.k.shape[2]), new) if new.cosines is not None else new.k[batch]
             )
             for target, values in ((k, keys), (v, new.v[batch])):
                 _write(target, cache.page_table, index, places, values[:, : len(places)])
         if new.cosines is not None:
             count = queries.shape[1]
             positions = places_of(held, count) if new.advances else torch.full((count,), held)
-            queries = _rotated(queries, positions, new)
+            queries = rotated(queries, positions, new)
         keys, values = (_read(x, cache.page_table, index, begin, end) for x in (k, v))
         if queries.shape[1] and keys.shape[1]:
             o, row_lse = attention_reference(queries[None], keys[None], values[None], options=options)
@@ -136,7 +121,7 @@ def _write(x: torch.Tensor, table: torch.Tensor | None, index: int, places: Any,
         x[pages, :, places % x.shape[2]] = rows.transpose(0, 1)
 
 
-def _rotated(x: torch.Tensor, positions: Any, new: NewRows) -> torch.Tensor:
+def rotated(x: torch.Tensor, positions: Any, new: NewRows) -> torch.Tensor:
     """(heads, rows, head_dim), whose first columns are rotated for the rows' positions."""
     import torch
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flashwright.choice.choose import chosen_config
+from flashwright.choice.few_rows import decodes
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
 from flashwright.operators.backward import forget_backward_plans
+from flashwright.operators.decode import decode_kind
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
 from flashwright.runtime.devices import gpu_model
+from flashwright.runtime.few_rows import FewRows
 from flashwright.runtime.forward import run_forward
 from flashwright.runtime.plans import CallKind
 from flashwright.runtime.tensors import Packed, empty_output, with_vector_rows
@@ -41,8 +44,10 @@ def call_kind(
     config: KernelConfig | str | None = None,
     family: str | None = None,
     row_invariant: bool = False,
+    decodes_few_rows: bool = True,
 ) -> CallKind:
-    """Calls on one GPU with the same options; kernels are chosen by head dimension and lengths when they come."""
+    """Calls on one GPU with the same options; kernels are chosen by head dimension and lengths when they come. Where
+    the caller names no kernel, and a row's bits may depend on the chunk it is in, few rows on many keys are decoded."""
 
     def choose(head_dim: int, q_length: int, kv_length: int) -> KernelConfig:
         lengths = lengths_to_choose_for(q_length, kv_length, row_invariant=row_invariant)
@@ -50,7 +55,11 @@ def call_kind(
             dtype, head_dim, options.window, *lengths, gpu=gpu_model(device_index), config=config, family=family
         )
 
-    return CallKind(options, choose, returns_lse=returns_lse, device_index=device_index)
+    few_rows = None
+    if decodes_few_rows and config is None and family is None and not row_invariant:
+        kind = decode_kind(options, dtype, device_index, returns_lse, split_units=0)
+        few_rows = FewRows(kind, partial(decodes, options.window))
+    return CallKind(options, choose, returns_lse=returns_lse, device_index=device_index, few_rows=few_rows)
 
 
 def config_chosen_for(
@@ -73,11 +82,14 @@ def run_on_gpu(
     family: str | None = None,
     starts: tuple[torch.Tensor, torch.Tensor] | None = None,
     packed: Packed | None = None,
+    decodes_few_rows: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The kernel on checked tensors of any layout: output, and the log-sum-exp or None."""
     if is_empty(q.shape, k.shape):
         return nothing_attended(q, with_lse)
-    kind = call_kind(options, DType.parse(str(q.dtype)), q.device.index, with_lse, config, family)
+    kind = call_kind(
+        options, DType.parse(str(q.dtype)), q.device.index, with_lse, config, family, decodes_few_rows=decodes_few_rows
+    )
     return kind.run(q, k, v, None, starts, packed)
 
 
@@ -131,4 +143,5 @@ def _with_vector_rows(x: Any) -> Any:
 def forget_plans() -> None:
     """Calls choose their kernels anew."""
     call_kind.cache_clear()
+    decode_kind.cache_clear()
     forget_backward_plans()

@@ -98,7 +98,9 @@ class RecordedKind:
         row_invariant: bool = False,
         deterministic: bool = False,
     ) -> None:
-        self._forward = call_kind(options, dtype, device_index, True, config, family, row_invariant)
+        self._forward = call_kind(
+            options, dtype, device_index, True, config, family, row_invariant, decodes_few_rows=False
+        )
         family = family_for_gradients(config, family)
         self._ordered = backward_kind(options, dtype, device_index, family, True)
         self._usual = self._ordered if deterministic else backward_kind(options, dtype, device_index, family)

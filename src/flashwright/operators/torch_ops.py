@@ -4,6 +4,7 @@
 |---|---|
 | `attention_forward`, `attention_backward` | (batch, heads, rows, head_dim) tensors |
 | `attention_varlen_forward`, `attention_varlen_backward` | (rows, heads, head_dim) tensors of packed sequences |
+| `attention_decode` | (batch, heads, rows, head_dim) queries, and a range of a cache's keys for each sequence |
 
 On CUDA both passes are kernels, on other devices the reference.
 """
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashwright.operators.decode import decode
 from flashwright.operators.forward import run_on_gpu
 from flashwright.operators.gradients import batched, dense_gradients, laid_out_for, packed_gradients
 from flashwright.operators.plain_calls import DISPATCHED, RECORDED, way_of_call
@@ -24,8 +26,9 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import sequence_rows
 from flashwright.problem.shapes import is_empty
 from flashwright.problem.window import Window
+from flashwright.runtime.decode_plans import CacheTensors
 from flashwright.runtime.reference import attention_reference
-from flashwright.runtime.tensors import empty_output
+from flashwright.runtime.tensors import empty_output, with_vector_rows
 
 _REQUEST = (
     "float? scale, SymInt? window_left, SymInt? window_right, bool bottom_right, float softcap, bool with_lse, "
@@ -75,6 +78,16 @@ def varlen_forward(
     return out, lse
 
 
+def decode_ranges(q: Tensor, k: Tensor, v: Tensor, begins: Tensor, ends: Tensor, options: AttentionOptions) -> Tensor:
+    """Attention of each sequence to its keys [begin, end), masks aligned to the last of them; int32 tensors on the
+    device. Without gradients."""
+    request = Request(options)
+    is_plain = way_of_call(q, k, v) != DISPATCHED
+    compute = _decode_forward if is_plain else torch.ops.flashwright.attention_decode
+    out: Tensor = compute(q, k, v, begins, ends, *request.flat())
+    return out
+
+
 class PackedCall(NamedTuple):
     """What the operators of packed sequences compute, beside the dispatcher."""
 
@@ -117,7 +130,11 @@ def _dense_forward(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> tuple[Tensor,
     if not q.is_cuda:
         out, lse = attention_reference(q, k, v, options=request.options)
         return laid_out_for(out, q), lse.float() if request.with_lse else _no_lse(q)
-    out, lse = run_on_gpu(q, k, v, request.options, with_lse=request.with_lse, config=request.config or None)
+    # Whether autograd records the operator is not known here: it needs the log-sum-exp then, and the forward's own.
+    out, lse = run_on_gpu(
+        q, k, v, request.options, with_lse=request.with_lse, config=request.config or None,
+        decodes_few_rows=not request.with_lse,
+    )  # fmt: skip
     return out, _no_lse(q) if lse is None else lse
 
 
@@ -154,6 +171,20 @@ def _varlen_fake(
 ) -> tuple[Tensor, Tensor]:
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32) if Request.of(flat).with_lse else _no_lse(q)
     return empty_output(q), lse
+
+
+def _decode_forward(q: Tensor, k: Tensor, v: Tensor, begins: Tensor, ends: Tensor, *flat: Any) -> Tensor:
+    if is_empty(q.shape, k.shape):
+        return empty_output(q).zero_()
+    request, cache = Request.of(flat), CacheTensors(ends.contiguous(), begins.contiguous())
+    if q.is_cuda:
+        k, v = with_vector_rows(k), with_vector_rows(v)
+    out, _ = decode(q, k, v, request.options, cache)
+    return out
+
+
+def _decode_fake(q: Tensor, k: Tensor, v: Tensor, begins: Tensor, ends: Tensor, *flat: Any) -> Tensor:
+    return empty_output(q)
 
 
 def packed_sequences(
@@ -233,6 +264,12 @@ def _operator(name: str, compute: Any, fake: Any, schema: str) -> Any:
 attention_forward = _operator("attention_forward", _dense_forward, _dense_fake, f"({_INPUTS}, {_REQUEST}) -> {_TWO}")
 attention_varlen_forward = _operator(
     "attention_varlen_forward", _varlen_forward, _varlen_fake, f"({_INPUTS}, {_STARTS}, {_REQUEST}) -> {_TWO}"
+)
+attention_decode = _operator(
+    "attention_decode",
+    _decode_forward,
+    _decode_fake,
+    f"({_INPUTS}, Tensor begins, Tensor ends, {_REQUEST}) -> Tensor",
 )
 attention_backward = _operator(
     "attention_backward", _dense_backward, _backward_fake, f"({_BACKWARD_INPUTS}, {_REQUEST}) -> {_THREE}"

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from flashwright.choice.choose import backward_config, best_family, tuned_or_default
+from flashwright.choice.choose import backward_config, best_family, decode_choice, tuned_or_default
+from flashwright.choice.few_rows import MOST_PACKED_ROWS
 from flashwright.compiler.kernel import Kernel
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig, Occasion
@@ -50,7 +51,19 @@ def needed_kernels(
                 config, options, head_dim=head_dim, grouped_heads=grouped, packed=packed, returns_lse=False
             )
             found[config, variant] = None
+    if family is None and not packed:
+        for packed_rows in _packed_rows(grouped):
+            config = decode_choice(dtype, head_dim, options.window, packed_rows, gpu=gpu).config
+            variant = forward_variant(
+                config, options, head_dim=head_dim, grouped_heads=grouped, packed=False, returns_lse=False
+            )
+            found[config, variant] = None
     return list(found)
+
+
+def _packed_rows(grouped: bool) -> range:
+    """Of calls that are decoded."""
+    return range(1 + grouped, MOST_PACKED_ROWS + 1)
 
 
 def compile_ahead(
@@ -60,7 +73,7 @@ def compile_ahead(
     parts = [
         (config, variant, companion)
         for config, variant in wanted
-        for companion in (None, *family_of(config).companions)
+        for companion in (None, *(name for name, each in family_of(config).companions.items() if not each.on_request))
     ]
     kernels = compile_all(parts, arch, progress=progress)
     if device_index is not None:

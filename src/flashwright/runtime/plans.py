@@ -30,6 +30,7 @@ from flashwright.problem.lengths import MAX_LENGTH, length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import check_shapes, is_empty
 from flashwright.runtime.devices import multiprocessors
+from flashwright.runtime.few_rows import FewRows, FewRowsArrangement
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
 from flashwright.runtime.parameters import WORD_BYTES, Parameters, kind_of_map, words_of
 from flashwright.runtime.tensor_maps import WORDS, map_template
@@ -61,16 +62,26 @@ class CallKind:
 
     MOST_ARRANGEMENTS = 4096
 
-    def __init__(self, options: AttentionOptions, choose: Choose, *, returns_lse: bool, device_index: int) -> None:
+    def __init__(
+        self,
+        options: AttentionOptions,
+        choose: Choose,
+        *,
+        returns_lse: bool,
+        device_index: int,
+        few_rows: FewRows | None = None,
+    ) -> None:
+        """`few_rows`: what computes those of the calls that decode kernels are for; None: the forward computes all."""
         import torch
 
         self.torch = torch
         self.options = options
         self.returns_lse = returns_lse
         self.device_index = device_index
-        self.arrangements: dict[tuple[Any, ...], Arrangement | CopiesFirst] = {}
+        self.arrangements: dict[tuple[Any, ...], Arrangement | FewRowsArrangement | CopiesFirst] = {}
         """By shape and strides of q, k and v; then, where given, by strides of the output and by `Packed`."""
         self._choose = choose
+        self._few_rows = few_rows
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._latest: dict[tuple[str, str], Arrangement] = {}
         """Of tensors that are neither packed nor written to a given output, by the buckets of their lengths."""
@@ -101,21 +112,27 @@ class CallKind:
         v: torch.Tensor,
         out: torch.Tensor,
         packed: Packed | None = None,
-    ) -> Arrangement | CopiesFirst | None:
-        """For tensors of a new layout, everything checked; None if they are empty. Raises `ValueError` for what is not
-        attention's."""
+    ) -> Arrangement | FewRowsArrangement | CopiesFirst | None:
+        """For tensors of a new layout, everything checked; None if they are empty, or values have a head dimension of
+        their own. Raises `ValueError` for what is not attention's."""
         if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
             self.arrangements.clear()
         q_shape, _, k_shape, _, v_shape, _ = layout[:6]
         buckets = None
         if len(layout) == 6 and len(q_shape) == len(k_shape) == 4:  # neither packed nor written to a given output
+            if self._few_rows is not None:
+                few = self._few_rows.arrange(layout, q, k, v, out, CopiesFirst(self))
+                if few is not None:
+                    self.arrangements[layout] = few
+                    return few
             buckets = length_bucket(q_shape[2]), length_bucket(k_shape[2])
             latest = self._latest.get(buckets)
             near = None if latest is None else latest.of_other_lengths(layout, out)
             if near is not None:
                 self.arrangements[layout] = self._latest[buckets] = near
                 return near
-        if buckets is not None and is_empty(q_shape, k_shape):
+        other_values = k_shape[:3] == v_shape[:3] and k_shape != v_shape
+        if buckets is not None and (other_values or is_empty(q_shape, k_shape)):
             return None
         check_shapes(q_shape, k_shape, v_shape)
         if q_shape[2] > MAX_LENGTH or k_shape[2] > MAX_LENGTH:

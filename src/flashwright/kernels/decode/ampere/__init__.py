@@ -32,5 +32,5 @@ AMPERE_DECODE = KernelFamily(
     space=SPACE,
     ladder=LADDER,
     explanation=EXPLANATION,
-    companions={APPEND: Companion(ampere_append_source, APPEND_THREADS)},
+    companions={APPEND: Companion(ampere_append_source, APPEND_THREADS, on_request=True)},
 )

@@ -1,0 +1,162 @@
+"""Calls of few query rows on many keys: launches of a decode kernel, in the place of the forward's arrangements.
+
+What a step of a generation costs the host decides how fast small models generate. A plan is made once for queries of a
+shape; keys that grow by one change three words of its parameters.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flashwright.hardware.units import VECTOR_BYTES
+from flashwright.kernels.forward.launch import ForwardArguments
+from flashwright.problem.lengths import MAX_LENGTH
+from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeArrangement, DecodeKind
+from flashwright.runtime.parameters import WORD_BYTES, Parameters
+from flashwright.runtime.tensors import VECTOR_MASK, in_vectors
+
+if TYPE_CHECKING:
+    import torch
+
+Suits = Callable[[int, int, int, int, int], bool]
+"""Whether decoding is worth choosing, by batch, heads of q, heads of k, rows and keys."""
+_K, _V, _LENGTHS = (getattr(ForwardArguments, name).offset // WORD_BYTES for name in ("K", "V", "q_length"))
+_LSE, _PARTIALS, _ARRIVALS = range(13, 16)
+"""Behind the tensors of a decode that a caller gives, of which the first four are q, k, v and the output."""
+
+
+class OtherWay(Protocol):
+    """What computes tensors at addresses that no kernel reads."""
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, starts: Any, packed: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+
+
+class FewRows:
+    """Of calls that differ in shapes, strides and addresses only, those that decode kernels compute."""
+
+    MOST_PLANS = 1024
+
+    def __init__(self, kind: DecodeKind, suits: Suits) -> None:
+        self.kind = kind
+        self._suits = suits
+        self._plans: dict[tuple[Any, ...], FewRowsPlan] = {}
+
+    def arrange(
+        self,
+        layout: tuple[Any, ...],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        other_way: OtherWay,
+    ) -> FewRowsArrangement | None:
+        """For tensors of a new layout; None if the forward is to compute them, or to say what is wrong with them."""
+        q_shape, q_strides, k_shape, k_strides, v_shape, v_strides = layout
+        batch, heads, rows, head_dim = q_shape
+        kv_batch, kv_heads, keys, kv_head_dim = k_shape
+        k_batch, k_head, k_row, k_column = k_strides
+        if (
+            k_shape != v_shape
+            or kv_batch != batch
+            or kv_head_dim != head_dim
+            or not batch * kv_heads * rows * keys
+            or keys > MAX_LENGTH
+            or k_column != 1
+            or (k_batch | k_head | k_row) & VECTOR_MASK
+            or heads % kv_heads
+            or not self._suits(batch, heads, kv_heads, rows, keys)
+        ):
+            return None
+        v_batch, v_head, v_row, v_column = v_strides
+        if v_column != 1 or (v_batch | v_head | v_row) & VECTOR_MASK:
+            return None
+        key = (q_shape, q_strides, kv_heads)
+        plan = self._plans.get(key)
+        if plan is None:
+            if not (in_vectors(q) and in_vectors(out)):
+                return None
+            if len(self._plans) >= self.MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = FewRowsPlan(self.kind, q, k, v, out)
+        words = plan.words[:]
+        words[_K + 1], words[_K + 2], words[_K + 3] = k_batch, k_head, k_row
+        words[_V + 1], words[_V + 2], words[_V + 3] = v_batch, v_head, v_row
+        words[_LENGTHS] = rows | keys << 32
+        return FewRowsArrangement(plan, words, other_way)
+
+
+class FewRowsPlan:
+    """A decode kernel on a GPU with the parameters of a launch for queries of a shape; its keys' are written over."""
+
+    def __init__(self, kind: DecodeKind, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        decoded = DecodeArrangement(kind, (q, k, v, out, *(None,) * 9), CacheTensors(), NOTHING_NEW)
+        self.kind = kind
+        self.torch = kind.torch
+        self.device_index = kind.device_index
+        self.returns_lse = kind.returns_lse
+        self.scratch = decoded.scratch
+        self.kernel = decoded.own.kernel
+        self.launch = self.kernel.launch
+        self.grid = decoded.own.grid
+        self.words = decoded.own.words
+        self.own = slice(0, len(self.words))
+        self.places = decoded.own.places
+        self.spare: list[Parameters] = []
+        """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
+
+
+class FewRowsArrangement:
+    """A plan's parameters for keys and values of certain lengths and strides, addresses apart."""
+
+    __slots__ = ("other_way", "plan", "words")
+
+    def __init__(self, plan: FewRowsPlan, words: array[int], other_way: OtherWay) -> None:
+        self.plan = plan
+        self.words = words
+        self.other_way = other_way
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        starts: Any = None,
+        packed: Any = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queues the launch on the current stream; returns the output and, if it is computed, the log-sum-exp."""
+        plan = self.plan
+        torch = plan.torch
+        q_address, k_address, v_address, o_address = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        if (q_address | k_address | v_address | o_address) % VECTOR_BYTES:
+            return self.other_way.run(q, k, v, out, starts, packed)
+        index = plan.device_index
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        device = q.device
+        scratch = plan.scratch
+        partials = torch.empty(scratch.partial_bytes, dtype=torch.uint8, device=device)
+        arrivals = plan.kind.arrivals(scratch.arrivals, stream, device)
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device) if plan.returns_lse else None
+        addresses = {
+            0: q_address, 1: k_address, 2: v_address, 3: o_address, _LSE: 0 if lse is None else lse.data_ptr(),
+            _PARTIALS: partials.data_ptr(), _ARRIVALS: arrivals.data_ptr(),
+        }  # fmt: skip
+        try:
+            parameters = plan.spare.pop()
+        except IndexError:
+            parameters = Parameters(plan.words[:], (0,))
+        words = parameters.words
+        words[plan.own] = self.words
+        for word, tensor, offset in plan.places:
+            words[word] = addresses[tensor] + offset
+        if index == torch._C._cuda_getDevice():
+            plan.launch(plan.grid, parameters.address, stream)
+        else:
+            with torch.cuda.device(index):
+                plan.launch(plan.grid, parameters.address, stream)
+        plan.spare.append(parameters)
+        return out, lse
