@@ -7,13 +7,14 @@ backward needs the log-sum-exp of all keys; gradients of tiles are added in fp32
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flashwright.distributed.visibility import Span
+from flashwright.distributed.visibility import Launch, Span, Tile, packed_launches, single_launches
 from flashwright.kernels.family import KernelConfig
 from flashwright.operators.forward import run_on_gpu, run_on_simulator
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.window import Window
 from flashwright.runtime.reference import attention_gradients, attention_reference
 
 if TYPE_CHECKING:
@@ -30,16 +31,24 @@ class Kernels(NamedTuple):
     family: str | None = None
     deterministic: bool = False
 
+    def launches(self, tiles: Sequence[Tile], batch: int) -> list[Launch]:
+        """On a GPU, small tiles share launches; packed sequences have no batch."""
+        return packed_launches(tiles) if self.backend == "gpu" and batch == 1 else single_launches(tiles)
+
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Window
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, launch: Launch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output, in fp32 or as the kernel rounds it, and log-sum-exp."""
-        options = self.options._replace(window=window)
+        """Output, in fp32 or as the kernel rounds it, and log-sum-exp; of the launch's rows and keys."""
+        options = self.options._replace(window=launch.window)
         if self.backend == "reference":
             precision = accumulation_dtype(q)
             return attention_reference(q.to(precision), k.to(precision), v.to(precision), options=options)
-        run = run_on_gpu if self.backend == "gpu" else run_on_simulator
-        out, lse = run(q, k, v, options, with_lse=True, config=self.config, family=self.family)
+        if self.backend == "gpu":
+            out, lse = run_on_gpu(
+                q, k, v, options, with_lse=True, config=self.config, family=self.family, **_packing(launch, q)
+            )
+        else:
+            out, lse = run_on_simulator(q, k, v, options, with_lse=True, config=self.config, family=self.family)
         assert lse is not None
         return out, lse
 
@@ -52,10 +61,10 @@ class Kernels(NamedTuple):
         v: torch.Tensor,
         out: torch.Tensor,
         lse: torch.Tensor,
-        window: Window,
+        launch: Launch,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The tile's part of the gradients of q, k and v; `out` and `lse` are those of all keys."""
-        options = self.options._replace(window=window)
+        """The launch's part of the gradients of q, k and v; `out` and `lse` are those of all keys."""
+        options = self.options._replace(window=launch.window)
         if self.backend == "reference":
             precision = accumulation_dtype(q)
             do, q, k, v, out = (x.to(precision) for x in (do, q, k, v, out))
@@ -64,12 +73,28 @@ class Kernels(NamedTuple):
             from flashwright.operators.backward import differentiate_on_gpu
 
             return differentiate_on_gpu(
-                do, dlse, q, k, v, out, lse, options, config=self.config, deterministic=self.deterministic
-            )
+                do, dlse, q, k, v, out, lse, options, config=self.config, deterministic=self.deterministic,
+                **_packing(launch, q),
+            )  # fmt: skip
         from flashwright.operators.recorded import SimulatedCall
 
         call = SimulatedCall(options, self.config, self.family, deterministic=self.deterministic)
         return call.backward(do, dlse, q, k, v, out, lse)
+
+
+def _packing(launch: Launch, q: torch.Tensor) -> dict[str, Any]:
+    """What kernels take for packed sequences."""
+    if not launch.q_starts:
+        return {}
+    starts = (_on_device(launch.q_starts, q.device), _on_device(launch.kv_starts, q.device))
+    return {"starts": starts, "packed": (len(launch.q_starts) - 1, *launch.longest)}
+
+
+@lru_cache(maxsize=256)
+def _on_device(starts: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(starts, dtype=torch.int32, device=device)
 
 
 def accumulation_dtype(q: torch.Tensor) -> torch.dtype:

@@ -193,9 +193,60 @@ def _merged(ordered: list[Tile]) -> list[Tile]:
     return found
 
 
-def whole_sequence(q_length: int, kv_length: int, window: Window) -> Mask:
-    return Mask(window, (0, q_length), (0, kv_length))
+# --- Launches --------------------------------------------------------------------------------------------------------
 
 
-def longest_sequence(starts: Sequence[int]) -> int:
-    return max((stop - start for start, stop in pairwise(starts)), default=0)
+class Launch(NamedTuple):
+    """Tiles that are computed at once: one, or several as packed sequences of the same window."""
+
+    rows: Span
+    keys: Span
+    window: Window
+    q_starts: tuple[int, ...] = ()
+    kv_starts: tuple[int, ...] = ()
+    """Of the packed sequences, from the first row and key on. Rows between two tiles are sequences without keys, keys
+    between two tiles are sequences without rows."""
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Of the packed sequences' rows and keys."""
+        return _longest(self.q_starts), _longest(self.kv_starts)
+
+
+def single_launches(tiles: Iterable[Tile]) -> list[Launch]:
+    return [Launch(*tile) for tile in tiles]
+
+
+def packed_launches(tiles: Iterable[Tile]) -> list[Launch]:
+    """Tiles of the same window whose rows and keys follow one another, as many as possible in each launch."""
+    groups: list[list[Tile]] = []
+    open_groups: dict[Window, list[Tile]] = {}
+    for tile in tiles:
+        group = open_groups.get(tile.window)
+        if group and group[-1].rows.stop <= tile.rows.start and group[-1].keys.stop <= tile.keys.start:
+            group.append(tile)
+        else:
+            open_groups[tile.window] = group = [tile]
+            groups.append(group)
+    return [Launch(*group[0]) if len(group) == 1 else _packed(group) for group in groups]
+
+
+def _packed(group: Sequence[Tile]) -> Launch:
+    rows = Span(group[0].rows.start, group[-1].rows.stop)
+    keys = Span(group[0].keys.start, group[-1].keys.stop)
+    q_starts, kv_starts = [0], [0]
+    for tile in group:
+        q_end, kv_end = tile.rows.start - rows.start, tile.keys.start - keys.start
+        if q_end > q_starts[-1]:
+            q_starts.append(q_end)
+            kv_starts.append(kv_starts[-1])
+        if kv_end > kv_starts[-1]:
+            q_starts.append(q_starts[-1])
+            kv_starts.append(kv_end)
+        q_starts.append(tile.rows.stop - rows.start)
+        kv_starts.append(tile.keys.stop - keys.start)
+    return Launch(rows, keys, group[0].window, tuple(q_starts), tuple(kv_starts))
+
+
+def _longest(starts: Sequence[int]) -> int:
+    return max(stop - start for start, stop in pairwise(starts))
