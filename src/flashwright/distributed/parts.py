@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flashwright.distributed.merge_kernel import merge_on_gpu, merges_on_gpu
 from flashwright.distributed.visibility import Launch, Span, Tile, packed_launches, single_launches
 from flashwright.kernels.family import KernelConfig
 from flashwright.operators.forward import run_on_gpu, run_on_simulator
@@ -124,6 +125,9 @@ class Merged:
         if first:
             known_out.copy_(out)
             known_lse.copy_(lse)
+            return
+        if merges_on_gpu(known_out, out):
+            merge_on_gpu(known_out, known_lse, out, lse)
             return
         lse = lse.to(known_lse.dtype)
         weight = torch.sigmoid(lse - known_lse).masked_fill_(lse == -math.inf, 0)  # -inf - -inf is no number
