@@ -95,8 +95,9 @@ def _by_ranks(ranks: int, merging: str, q: Any, k: Any, v: Any, do: Any, kernels
                 at = keys[tile.keys.slice]
                 part = kernels.forward(mine[0][:, :, tile.rows.slice], k[:, :, at], v[:, :, at], Launch(*tile))
                 merged.add(Span(0, q.shape[1]), tile.rows, *part)
-                merged.out.copy_(rounded(merged.out))
-        out[:, :, rows] = merged.out.to(q.dtype)
+                merged.result()[0].copy_(rounded(merged.result()[0]))
+        rank_out, rank_lse = merged.result()
+        out[:, :, rows] = rank_out.to(q.dtype)
         for step, each in enumerate(rounds):
             keys = places[(rank - step) % ranks][_order(each)]
             for tile in each.tiles:
@@ -104,7 +105,7 @@ def _by_ranks(ranks: int, merging: str, q: Any, k: Any, v: Any, do: Any, kernels
                 inner = (slice(None), slice(None), tile.rows.slice)
                 part = kernels.backward(
                     mine[1][inner], None, mine[0][inner], k[:, :, at], v[:, :, at], out[:, :, here],
-                    merged.lse[inner].contiguous(), Launch(*tile),
+                    rank_lse[inner].contiguous(), Launch(*tile),
                 )  # fmt: skip
                 for total, place, gradient in zip((dq, dk, dv), (here, at, at), part, strict=True):
                     total[:, :, place] = rounded(total[:, :, place] + gradient)

@@ -106,22 +106,27 @@ def accumulation_dtype(q: torch.Tensor) -> torch.dtype:
 
 
 class Merged:
-    """The output and the log-sum-exp of rows whose keys come in parts, in fp32 or better."""
+    """The output and the log-sum-exp of rows whose keys come in parts, in fp32 or better; those of a single part of all
+    rows stay as they are."""
 
     def __init__(self, q: torch.Tensor) -> None:
-        precision = accumulation_dtype(q)
-        self.out = q.new_zeros(q.shape, dtype=precision)
-        self.lse = q.new_full(q.shape[:3], -math.inf, dtype=precision)
+        self._q = q
+        self._precision = accumulation_dtype(q)
+        self._sums: tuple[torch.Tensor, torch.Tensor] | None = None
         self._written: list[tuple[Span, Span]] = []
 
     def add(self, heads: Span, rows: Span, out: torch.Tensor, lse: torch.Tensor) -> None:
         """One part: a row of a part has weight exp(lse of the part) against that of the parts before it."""
         import torch
 
-        place = (slice(None), heads.slice, rows.slice)
-        known_out, known_lse = self.out[place], self.lse[place]
         first = not any(_overlap(heads, a) and _overlap(rows, b) for a, b in self._written)
         self._written.append((heads, rows))
+        if self._sums is None and out.shape == self._q.shape:
+            self._sums = (out, lse)
+            return
+        sums, sums_lse = self._sums = self._widened()
+        place = (slice(None), heads.slice, rows.slice)
+        known_out, known_lse = sums[place], sums_lse[place]
         if first:
             known_out.copy_(out)
             known_lse.copy_(lse)
@@ -133,6 +138,17 @@ class Merged:
         weight = torch.sigmoid(lse - known_lse).masked_fill_(lse == -math.inf, 0)  # -inf - -inf is no number
         known_out.lerp_(out.to(known_out.dtype), weight.unsqueeze(-1))
         torch.logaddexp(known_lse, lse, out=known_lse)
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._widened() if self._sums is None else self._sums
+
+    def _widened(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sums so far, which parts may be mixed into."""
+        if self._sums is not None:
+            out, lse = self._sums
+            return out.to(self._precision), lse.to(self._precision)
+        q = self._q
+        return q.new_zeros(q.shape, dtype=self._precision), q.new_full(q.shape[:3], -math.inf, dtype=self._precision)
 
 
 def _overlap(a: Span, b: Span) -> bool:

@@ -29,7 +29,7 @@ class SharedSequence:
     kernels: Kernels
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and log-sum-exp, in fp32 or better."""
+        """Output and log-sum-exp: in fp32 or better, or of one launch as they are."""
         merged = Merged(q)
         arrivals = _Arrivals(self.transport, self.rounds, k, v)
         for each in self.rounds:
@@ -41,7 +41,7 @@ class SharedSequence:
                     values[:, :, launch.keys.slice], launch,
                 )  # fmt: skip
                 merged.add(q_heads, launch.rows, out, lse)
-        return merged.out, merged.lse
+        return merged.result()
 
     def backward(
         self,

@@ -178,19 +178,40 @@ def _joined(ordered: Iterable[Piece]) -> list[Piece]:
 
 
 def _merged(ordered: list[Tile]) -> list[Tile]:
-    """Neighbours without a mask as one tile, if they share their rows or their keys."""
+    """Neighbours as one tile, where one window says the same as both."""
     found: list[Tile] = []
     for tile in ordered:
-        last = found[-1] if found else None
-        if last is not None and last.window == tile.window == FULL:
-            if last.rows == tile.rows and last.keys.stop == tile.keys.start:
-                found[-1] = last._replace(keys=Span(last.keys.start, tile.keys.stop))
-                continue
-            if last.keys == tile.keys and last.rows.stop == tile.rows.start:
-                found[-1] = last._replace(rows=Span(last.rows.start, tile.rows.stop))
-                continue
-        found.append(tile)
+        both = _together(found[-1], tile) if found else None
+        if both is None:
+            found.append(tile)
+        else:
+            found[-1] = both
     return found
+
+
+def _together(first: Tile, second: Tile) -> Tile | None:
+    """Of two tiles without a limit to the left: the second has the next keys of the same rows, or the next rows."""
+    if first.window.left is not None or second.window.left is not None:
+        return None
+    bound, next_bound = first.window.right, second.window.right
+    if first.rows == second.rows and first.keys.stop == second.keys.start and bound is None:
+        # All rows have all of the first keys, and some of the next.
+        keys = Span(first.keys.start, second.keys.stop)
+        return Tile(first.rows, keys, _right(None if next_bound is None else next_bound + first.keys.length))
+    if first.rows.stop != second.rows.start or first.keys.start != second.keys.start:
+        return None
+    rows = Span(first.rows.start, second.rows.stop)
+    if bound is None and next_bound is None:
+        return Tile(rows, first.keys, FULL) if first.keys == second.keys else None
+    if bound is None or next_bound != bound + first.rows.length:
+        return None
+    # One diagonal goes through both: the first rows end where their last row's keys do.
+    ends = first.keys.length == first.rows.length + bound or first.keys.stop == second.keys.stop
+    return Tile(rows, second.keys, _right(bound)) if ends and first.keys.stop <= second.keys.stop else None
+
+
+def _right(bound: int | None) -> Window:
+    return FULL if bound is None else Window(None, bound, bottom_right=False)
 
 
 # --- Launches --------------------------------------------------------------------------------------------------------
