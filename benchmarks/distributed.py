@@ -22,7 +22,7 @@ from flashwright.distributed.layouts import holdings
 from flashwright.distributed.parts import Kernels, Merged
 from flashwright.distributed.rounds import RING, Round, rounds_of
 from flashwright.distributed.sequence import SharedSequence, packed
-from flashwright.distributed.visibility import Mask, Span
+from flashwright.distributed.visibility import Launch, Mask, Span
 from flashwright.operators.backward import differentiate_on_gpu
 from flashwright.operators.forward import run_on_gpu
 from flashwright.problem.options import AttentionOptions
@@ -60,8 +60,9 @@ def errors(length: int = 8192, heads: tuple[int, int] = (8, 2), head_dim: int = 
     out, _ = attention_reference(*exact[:3], options=options)
     expected = [out, *attention_gradients(exact[3], None, *exact[:3], options=options)]
     kernels = Kernels(options, "gpu", deterministic=True)
-    alone, lse = kernels.forward(q, k, v, CAUSAL)
-    found = [_errors("one launch", 1, (alone, *kernels.backward(do, None, q, k, v, alone, lse, CAUSAL)), expected)]
+    whole = Launch(Span(0, length), Span(0, length), CAUSAL)
+    alone, lse = kernels.forward(q, k, v, whole)
+    found = [_errors("one launch", 1, (alone, *kernels.backward(do, None, q, k, v, alone, lse, whole)), expected)]
     for merging in ("fp32", "bf16"):
         for ranks in (1, 2, 4, 8, 16):
             found.append(_errors(merging, ranks, _by_ranks(ranks, merging, q, k, v, do, kernels), expected))
@@ -92,10 +93,11 @@ def _by_ranks(ranks: int, merging: str, q: Any, k: Any, v: Any, do: Any, kernels
             keys = places[(rank - step) % ranks][_order(each)]
             for tile in each.tiles:
                 at = keys[tile.keys.slice]
-                part = kernels.forward(mine[0][:, :, tile.rows.slice], k[:, :, at], v[:, :, at], tile.window)
+                part = kernels.forward(mine[0][:, :, tile.rows.slice], k[:, :, at], v[:, :, at], Launch(*tile))
                 merged.add(Span(0, q.shape[1]), tile.rows, *part)
-                merged.out.copy_(rounded(merged.out))
-        out[:, :, rows] = merged.out.to(q.dtype)
+                merged.result()[0].copy_(rounded(merged.result()[0]))
+        rank_out, rank_lse = merged.result()
+        out[:, :, rows] = rank_out.to(q.dtype)
         for step, each in enumerate(rounds):
             keys = places[(rank - step) % ranks][_order(each)]
             for tile in each.tiles:
@@ -103,7 +105,7 @@ def _by_ranks(ranks: int, merging: str, q: Any, k: Any, v: Any, do: Any, kernels
                 inner = (slice(None), slice(None), tile.rows.slice)
                 part = kernels.backward(
                     mine[1][inner], None, mine[0][inner], k[:, :, at], v[:, :, at], out[:, :, here],
-                    merged.lse[inner].contiguous(), tile.window,
+                    rank_lse[inner].contiguous(), Launch(*tile),
                 )  # fmt: skip
                 for total, place, gradient in zip((dq, dk, dv), (here, at, at), part, strict=True):
                     total[:, :, place] = rounded(total[:, :, place] + gradient)
@@ -161,13 +163,14 @@ def overlap(rows: int = 8192, ranks: int = 8, heads: tuple[int, int] = (32, 8), 
     out = out.to(q.dtype)
     whole_k, whole_v = (torch.randn(1, heads[1], length, head_dim, dtype=q.dtype, device="cuda") for _ in "kv")
     half = whole_k[:, :, : length // 2], whole_v[:, :, : length // 2]
-    half_out, half_lse = kernels.forward(q, *half, FULL)
+    at_once = Launch(Span(0, rows), Span(0, length // 2), FULL)
+    half_out, half_lse = kernels.forward(q, *half, at_once)
     calls["forward, copies meanwhile"] = lambda: with_copies.forward(q, k, v)
     calls["forward, no copies"] = lambda: without.forward(q, k, v)
-    calls["forward, one launch"] = lambda: kernels.forward(q, *half, FULL)
+    calls["forward, one launch"] = lambda: kernels.forward(q, *half, at_once)
     calls["backward, copies meanwhile"] = lambda: with_copies.backward(do, None, q, k, v, out, lse)
     calls["backward, no copies"] = lambda: without.backward(do, None, q, k, v, out, lse)
-    calls["backward, one launch"] = lambda: kernels.backward(do, None, q, *half, half_out, half_lse, FULL)
+    calls["backward, one launch"] = lambda: kernels.backward(do, None, q, *half, half_out, half_lse, at_once)
     for call in calls.values():
         call()
     times = gpu_times_ms(calls, launches=1)

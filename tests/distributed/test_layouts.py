@@ -12,7 +12,7 @@ from flashwright.distributed.layouts import Documents, holdings, local_rows
 from flashwright.distributed.links import LINKS
 from flashwright.distributed.rounds import ALL_GATHER, RING, rounds_of
 from flashwright.distributed.strategies import USUAL_MACHINE
-from flashwright.distributed.visibility import Mask, needed, pieces, tiles
+from flashwright.distributed.visibility import Mask, needed, packed_launches, pieces, tiles
 from flashwright.problem.reference import seen_keys
 from flashwright.problem.window import FULL, Window
 
@@ -73,6 +73,38 @@ def test_tiles_cover_what_is_attended_once(problem):
     np.testing.assert_array_equal(covered, attended(mask))
 
 
+@given(problems())
+def test_packed_launches_compute_what_their_tiles_do(problem):
+    ranks, mask, q_holdings, kv_holdings = problem
+    for rank in range(ranks):
+        queries = pieces(q_holdings[rank], mask.q_starts)
+        keys = needed(queries, pieces(kv_holdings[rank], mask.kv_starts), mask)
+        parts = tiles(queries, keys, mask)
+        shape = (len(positions_of(q_holdings[rank])), len(positions_of(kv_holdings[rank])))
+        expected, packed = np.zeros(shape, int), np.zeros(shape, int)
+        for tile in parts:
+            expected[tile.rows.slice, tile.keys.slice] += seen_keys(tile.rows.length, tile.keys.length, tile.window)
+        launches = packed_launches(parts)
+        for launch in launches:
+            here = packed[launch.rows.slice, launch.keys.slice]
+            q_starts = launch.q_starts or (0, launch.rows.length)
+            kv_starts = launch.kv_starts or (0, launch.keys.length)
+            assert (q_starts[-1], kv_starts[-1]) == (launch.rows.length, launch.keys.length)
+            for (a, b), (c, d) in zip(pairwise(q_starts), pairwise(kv_starts), strict=True):
+                here[a:b, c:d] += seen_keys(b - a, d - c, launch.window)
+        np.testing.assert_array_equal(packed, expected)
+        assert len(launches) <= len(parts)
+
+
+def test_packed_sequences_of_one_rank_share_a_launch():
+    starts = tuple(range(0, 3201, 100))
+    by_rank = holdings("contiguous", 3200, 4)
+    mask = Mask(Window(None, 0), starts, starts)
+    (local, *_) = rounds_of(RING, 1, by_rank, by_rank, mask, 1)
+    assert len(local.tiles) == 8
+    assert len(packed_launches(local.tiles)) == 1
+
+
 @given(problems(), st.sampled_from([RING, ALL_GATHER]))
 def test_what_a_rank_sends_is_what_others_expect(problem, strategy):
     ranks, mask, q_holdings, kv_holdings = problem
@@ -113,7 +145,8 @@ def test_a_round_of_zigzag_is_one_launch():
     mask = Mask(Window(None, 0), (0, 4096), (0, 4096))
     for rank in range(4):
         first, *others = rounds_of(RING, rank, by_rank, by_rank, mask, 1)
-        assert len(first.tiles) <= 3  # two diagonals, and the late chunk on the early one
+        (own,) = first.tiles  # an early chunk and a late one are a causal sequence of their own
+        assert (own.rows, own.keys, own.window) == ((0, 1024), (0, 1024), Window(None, 0, bottom_right=False))
         assert [len(each.tiles) for each in others] == [1] * 3
         assert all(tile.window == FULL for each in others for tile in each.tiles)
 

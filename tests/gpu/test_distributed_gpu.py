@@ -1,5 +1,7 @@
 """Ranks that share one GPU: kernels on every rank, messages through pinned host memory."""
 
+from itertools import product
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,26 +9,34 @@ torch = pytest.importorskip("torch")
 from distributed_cases import Case, check_cases
 from rank_processes import on_ranks
 
+from flashwright.distributed import Documents
+
 pytestmark = pytest.mark.gpu
 
+PACKED = (0, 20, 21, 90, 150, 151, 400, 400, 555, 700)
 MASKS = ({}, {"causal": True}, {"causal": True, "window": (100, 0)}, {"window": (70, 30), "softcap": 5.0})
 
 
-def cases(**more):
-    found = [
-        Case(
-            700, strategy=strategy, layout=layout, options=mask, heads=(4, 2), head_dim=64, batch=1,
-            dtype=torch.bfloat16, device="cuda", seed=number, **more,
+def case(number, **more):
+    return Case(
+        700, heads=(4, 2), head_dim=64, batch=1, dtype=torch.bfloat16, device="cuda", seed=number, **more
+    )  # fmt: skip
+
+
+def cases():
+    """Strategies × layouts × masks, and packed sequences, whose tiles share launches."""
+    found = product(("ring", "all-gather", "all-to-all"), ("zigzag", "contiguous"), MASKS)
+    dense = [
+        case(number, strategy=strategy, layout=layout, options=mask)
+        for number, (strategy, layout, mask) in enumerate(found)
+    ]
+    packed = [
+        case(number, starts=PACKED, layout=layout, strategy=strategy, options=mask)
+        for number, (layout, strategy, mask) in enumerate(
+            product(("contiguous", Documents(PACKED)), ("ring", "all-to-all"), MASKS[:3])
         )
-        for number, (strategy, layout, mask) in enumerate(
-            (strategy, layout, mask)
-            for strategy in ("ring", "all-gather", "all-to-all")
-            for layout in ("zigzag", "contiguous")
-            for mask in MASKS
-        )
-    ]  # fmt: skip
-    return [*found, Case(700, starts=(0, 150, 151, 400, 700), options={"causal": True}, heads=(4, 2), head_dim=64,
-                         batch=1, dtype=torch.bfloat16, device="cuda")]  # fmt: skip
+    ]
+    return dense + packed
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

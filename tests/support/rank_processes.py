@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 120
 _context = multiprocessing.get_context("forkserver")
 # The server imports what ranks need once; a rank is then a fork of it.
 _context.set_forkserver_preload(["torch", "flashwright.distributed.call", "distributed_cases"])
@@ -22,7 +21,7 @@ class RankError(AssertionError):
 
 
 def outcomes(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60) -> list[Any]:
-    """What the function returned, or the exception's type and message, of every rank."""
+    """What the function returned, or the exception's type and message, of every rank. `timeout_s`: of the group."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context.Pipe(duplex=False) for _ in range(size)]
@@ -41,7 +40,7 @@ def outcomes(size: int, function: Callable[..., Any], *arguments: Any, timeout_s
         try:
             for rank, (receiving, _) in enumerate(pipes):
                 try:
-                    found.append(receiving.recv() if receiving.poll(TIMEOUT_S) else ("Silent", f"rank {rank}"))
+                    found.append(receiving.recv() if receiving.poll(2 * timeout_s) else ("Silent", f"rank {rank}"))
                 except EOFError:
                     found.append(("Died", f"rank {rank}"))
         finally:
@@ -52,9 +51,9 @@ def outcomes(size: int, function: Callable[..., Any], *arguments: Any, timeout_s
         return found
 
 
-def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60) -> list[Any]:
     """What the function returned on every rank; raises `RankError` with the first traceback if any of them raised."""
-    found = outcomes(size, function, *arguments)
+    found = outcomes(size, function, *arguments, timeout_s=timeout_s)
     for rank, outcome in enumerate(found):
         if outcome[0] != "returned":
             raise RankError(f"rank {rank} of {size}: {outcome[0]}: {outcome[1]}")

@@ -22,9 +22,8 @@ from flashwright.problem.flops import BACKWARD, FORWARD, operation_flops
 FP32_BYTES = 4
 BACKWARD_WORK = operation_flops(BACKWARD, 1, 1, 1, 1, 1) / operation_flops(FORWARD, 1, 1, 1, 1, 1)
 """In forwards."""
-MERGE_BYTES = 18
-"""Of global memory, for each element of a partial output: it is read and widened (2 + 4), then mixed into the sum
-(3 · 4)."""
+MERGE_BYTES = 10
+"""Of global memory, for each element of a partial output: it is read (2), and mixed into the sum (4 + 4)."""
 ADDING_BYTES = 10
 """For each element of a partial gradient: it is read (2), and added to the sum (4 + 4)."""
 RANKS_LOOKED_AT = 16

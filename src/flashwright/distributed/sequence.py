@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flashwright.distributed.parts import Kernels, Merged, accumulation_dtype
 from flashwright.distributed.rounds import Round
 from flashwright.distributed.transport import Pending, Transport
-from flashwright.distributed.visibility import Span
+from flashwright.distributed.visibility import Launch, Span
 
 if TYPE_CHECKING:
     import torch
@@ -29,19 +29,19 @@ class SharedSequence:
     kernels: Kernels
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and log-sum-exp, in fp32 or better."""
+        """Output and log-sum-exp: in fp32 or better, or of one launch as they are."""
         merged = Merged(q)
         arrivals = _Arrivals(self.transport, self.rounds, k, v)
         for each in self.rounds:
             keys, values = arrivals.next()
             q_heads = _q_heads(each.heads, q, k)
-            for tile in each.tiles if q_heads.length else ():
+            for launch in self._launches(each, q, q_heads):
                 out, lse = self.kernels.forward(
-                    q[:, q_heads.slice, tile.rows.slice], keys[:, :, tile.keys.slice], values[:, :, tile.keys.slice],
-                    tile.window,
+                    q[:, q_heads.slice, launch.rows.slice], keys[:, :, launch.keys.slice],
+                    values[:, :, launch.keys.slice], launch,
                 )  # fmt: skip
-                merged.add(q_heads, tile.rows, out, lse)
-        return merged.out, merged.lse
+                merged.add(q_heads, launch.rows, out, lse)
+        return merged.result()
 
     def backward(
         self,
@@ -65,15 +65,15 @@ class SharedSequence:
             keys, values = arrivals.next()
             q_heads = _q_heads(each.heads, q, k)
             there = dkv[:, :, :, each.heads.slice] if each.in_place else _zeros_for(keys, precision)
-            for tile in each.tiles if q_heads.length else ():
-                rows = (slice(None), q_heads.slice, tile.rows.slice)
+            for launch in self._launches(each, q, q_heads):
+                rows = (slice(None), q_heads.slice, launch.rows.slice)
                 part = self.kernels.backward(
-                    do[rows], None if dlse is None else dlse[rows], q[rows], keys[:, :, tile.keys.slice],
-                    values[:, :, tile.keys.slice], out[rows], lse[rows], tile.window,
+                    do[rows], None if dlse is None else dlse[rows], q[rows], keys[:, :, launch.keys.slice],
+                    values[:, :, launch.keys.slice], out[rows], lse[rows], launch,
                 )  # fmt: skip
                 dq[rows] += part[0]
                 for index, gradient in enumerate(part[1:]):
-                    unpacked(there, index)[:, :, tile.keys.slice] += gradient
+                    unpacked(there, index)[:, :, launch.keys.slice] += gradient
             # What was computed for other ranks goes back while the next round is computed.
             if returning is not None:
                 returning.add_to(dkv)
@@ -81,6 +81,9 @@ class SharedSequence:
         if returning is not None:
             returning.add_to(dkv)
         return dq, unpacked(dkv, 0), unpacked(dkv, 1)
+
+    def _launches(self, each: Round, q: torch.Tensor, q_heads: Span) -> Sequence[Launch]:
+        return self.kernels.launches(each.tiles, q.shape[0]) if q_heads.length else ()
 
 
 class _Arrivals:

@@ -178,24 +178,96 @@ def _joined(ordered: Iterable[Piece]) -> list[Piece]:
 
 
 def _merged(ordered: list[Tile]) -> list[Tile]:
-    """Neighbours without a mask as one tile, if they share their rows or their keys."""
+    """Neighbours as one tile, where one window says the same as both."""
     found: list[Tile] = []
     for tile in ordered:
-        last = found[-1] if found else None
-        if last is not None and last.window == tile.window == FULL:
-            if last.rows == tile.rows and last.keys.stop == tile.keys.start:
-                found[-1] = last._replace(keys=Span(last.keys.start, tile.keys.stop))
-                continue
-            if last.keys == tile.keys and last.rows.stop == tile.rows.start:
-                found[-1] = last._replace(rows=Span(last.rows.start, tile.rows.stop))
-                continue
-        found.append(tile)
+        both = _together(found[-1], tile) if found else None
+        if both is None:
+            found.append(tile)
+        else:
+            found[-1] = both
     return found
 
 
-def whole_sequence(q_length: int, kv_length: int, window: Window) -> Mask:
-    return Mask(window, (0, q_length), (0, kv_length))
+def _together(first: Tile, second: Tile) -> Tile | None:
+    """Of two tiles without a limit to the left: the second has the next keys of the same rows, or the next rows."""
+    if first.window.left is not None or second.window.left is not None:
+        return None
+    bound, next_bound = first.window.right, second.window.right
+    if first.rows == second.rows and first.keys.stop == second.keys.start and bound is None:
+        # All rows have all of the first keys, and some of the next.
+        keys = Span(first.keys.start, second.keys.stop)
+        return Tile(first.rows, keys, _right(None if next_bound is None else next_bound + first.keys.length))
+    if first.rows.stop != second.rows.start or first.keys.start != second.keys.start:
+        return None
+    rows = Span(first.rows.start, second.rows.stop)
+    if bound is None and next_bound is None:
+        return Tile(rows, first.keys, FULL) if first.keys == second.keys else None
+    if bound is None or next_bound != bound + first.rows.length:
+        return None
+    # One diagonal goes through both: the first rows end where their last row's keys do.
+    ends = first.keys.length == first.rows.length + bound or first.keys.stop == second.keys.stop
+    return Tile(rows, second.keys, _right(bound)) if ends and first.keys.stop <= second.keys.stop else None
 
 
-def longest_sequence(starts: Sequence[int]) -> int:
-    return max((stop - start for start, stop in pairwise(starts)), default=0)
+def _right(bound: int | None) -> Window:
+    return FULL if bound is None else Window(None, bound, bottom_right=False)
+
+
+# --- Launches --------------------------------------------------------------------------------------------------------
+
+
+class Launch(NamedTuple):
+    """Tiles that are computed at once: one, or several as packed sequences of the same window."""
+
+    rows: Span
+    keys: Span
+    window: Window
+    q_starts: tuple[int, ...] = ()
+    kv_starts: tuple[int, ...] = ()
+    """Of the packed sequences, from the first row and key on. Rows between two tiles are sequences without keys, keys
+    between two tiles are sequences without rows."""
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Of the packed sequences' rows and keys."""
+        return _longest(self.q_starts), _longest(self.kv_starts)
+
+
+def single_launches(tiles: Iterable[Tile]) -> list[Launch]:
+    return [Launch(*tile) for tile in tiles]
+
+
+def packed_launches(tiles: Iterable[Tile]) -> list[Launch]:
+    """Tiles of the same window whose rows and keys follow one another, as many as possible in each launch."""
+    groups: list[list[Tile]] = []
+    open_groups: dict[Window, list[Tile]] = {}
+    for tile in tiles:
+        group = open_groups.get(tile.window)
+        if group and group[-1].rows.stop <= tile.rows.start and group[-1].keys.stop <= tile.keys.start:
+            group.append(tile)
+        else:
+            open_groups[tile.window] = group = [tile]
+            groups.append(group)
+    return [Launch(*group[0]) if len(group) == 1 else _packed(group) for group in groups]
+
+
+def _packed(group: Sequence[Tile]) -> Launch:
+    rows = Span(group[0].rows.start, group[-1].rows.stop)
+    keys = Span(group[0].keys.start, group[-1].keys.stop)
+    q_starts, kv_starts = [0], [0]
+    for tile in group:
+        q_end, kv_end = tile.rows.start - rows.start, tile.keys.start - keys.start
+        if q_end > q_starts[-1]:
+            q_starts.append(q_end)
+            kv_starts.append(kv_starts[-1])
+        if kv_end > kv_starts[-1]:
+            q_starts.append(q_starts[-1])
+            kv_starts.append(kv_end)
+        q_starts.append(tile.rows.stop - rows.start)
+        kv_starts.append(tile.keys.stop - keys.start)
+    return Launch(rows, keys, group[0].window, tuple(q_starts), tuple(kv_starts))
+
+
+def _longest(starts: Sequence[int]) -> int:
+    return max(stop - start for start, stop in pairwise(starts))

@@ -97,7 +97,10 @@ def test_tune_all_uses_every_gpu(monkeypatch, capsys):
     assert out.count("1.5000 ms, 321 TFLOP/s") == 12
 
 
-@pytest.mark.parametrize("problem", PROBLEMS[::5], ids=str)
+DECODING = list(standard_problems(d_head=64, dtype="BF16", family="ampere decode"))
+
+
+@pytest.mark.parametrize("problem", [*PROBLEMS[::5], *DECODING[::5]], ids=str)
 def test_the_command_of_a_search_is_about_its_problem(problem, monkeypatch):
     found = []
 

@@ -54,11 +54,12 @@ def visible_devices(found: Sequence[GPU] | None = None, environment: Mapping[str
 def search_arguments(problem: TuningProblem, options: Sequence[str]) -> list[str]:
     """The command that searches for one problem's config."""
     family = family_with_prefix(problem.family)
+    shared_heads = ["--kv-heads", str(problem.kv_heads)] if problem.kv_heads else []
     return [
         "tune", "--json", "--operation", family.operation.name, "--family", family.name, "--dtype", problem.dtype.name,
         "--d-head", str(problem.d_head), "--causal" if problem.causal else "--no-causal",
         "--rows", str(problem.q_length), "--keys", str(problem.kv_length), "--batch", str(problem.batch),
-        "--heads", str(problem.heads), *options,
+        "--heads", str(problem.heads), *shared_heads, *options,
     ]  # fmt: skip
 
 
