@@ -31,6 +31,7 @@ COMMANDS = {
     "cache-list/1": ("cache", "list"),
     "cache-clear/1": ("cache", "clear"),
     "doctor/1": ("doctor",),
+    "plan/1": ("plan", "--gpus", "8", "--tokens", "64k", "--heads", "8/2", "--head-dim", "64"),
 }  # fmt: skip
 THAT_GROW = ("explain", "compare", "simulate")
 """Their keys are listed as far as programs rely on them."""
