@@ -79,8 +79,8 @@ def tune_command(
         bool,
         typer.Option(
             "--all",
-            help="Every head dimension, dtype, mask and length (512, 2048, 8192; decode: 1, 8, 16), or those given; on every "
-            "GPU of the machine, a process on each.",
+            help="Every head dimension, dtype, mask and length (512, 2048, 8192; decode: 1, 8, 16), or those given; on "
+            "every GPU of the machine, a process on each.",
         ),
     ] = False,
     space: Annotated[
