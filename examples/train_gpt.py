@@ -98,6 +98,16 @@ def batches_of(text: str, vocabulary: list[str], size: Size, steps: int, device:
 # --- The model -------------------------------------------------------------------------------------------------------
 
 
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """(batch, rows, heads, head_dim) with rotary positions."""
+    half = x.shape[3] // 2
+    speeds = 10_000.0 ** (-torch.arange(half, device=x.device) / half)
+    angles = torch.arange(x.shape[1], device=x.device)[:, None, None] * speeds
+    cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosines - second * sines, first * sines + second * cosines), dim=-1)
+
+
 class Block(nn.Module):
     def __init__(self, size: Size, attend: Attend) -> None:
         super().__init__()
@@ -109,8 +119,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, rows, hidden = x.shape
-        qkv = self.to_qkv(self.norm_1(x)).view(batch, rows, 3, self.size.heads, self.size.head_dim)
-        out = self.attend(*qkv.permute(2, 0, 3, 1, 4))  # views of one tensor: any strides will do
+        q, k, v = self.to_qkv(self.norm_1(x)).view(batch, rows, 3, self.size.heads, self.size.head_dim).unbind(2)
+        out = self.attend(*(each.transpose(1, 2) for each in (rotated(q), rotated(k), v)))  # any strides will do
         x = x + self.to_out(out.transpose(1, 2).reshape(batch, rows, hidden))
         return x + self.mlp(self.norm_2(x))
 
@@ -118,7 +128,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, size: Size, vocabulary: int, attend: Attend) -> None:
         super().__init__()
-        self.embed, self.positions = nn.Embedding(vocabulary, size.hidden), nn.Embedding(size.rows, size.hidden)
+        self.embed = nn.Embedding(vocabulary, size.hidden)
         self.blocks = nn.Sequential(*(Block(size, attend) for _ in range(size.layers)))
         self.norm, self.to_logits = nn.LayerNorm(size.hidden), nn.Linear(size.hidden, vocabulary)
         for parameter in self.parameters():
@@ -126,8 +136,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens) + self.positions.weight[: tokens.shape[1]]
-        return self.to_logits(self.norm(self.blocks(x)))
+        return self.to_logits(self.norm(self.blocks(self.embed(tokens))))
 
 
 # --- Training --------------------------------------------------------------------------------------------------------

@@ -91,6 +91,36 @@ def test_a_config_of_the_backward_is_measured_by_itself(family, tmp_path):
         assert found.measurements[OURS].relative_error < 8e-3
 
 
+def test_decodes_are_measured_on_contiguous_paged_and_uneven_caches(tmp_path):
+    size = ["--keys", "1024", "--batch", "2", "--heads", "8", "--kv-heads", "2", "--d-head", "64", "--rounds", "2"]
+    for number, options in enumerate((["--rows", "1", "--rows", "4"], ["--pages", "64"], ["--uneven"])):
+        path = tmp_path / f"{number}.json"
+        run = flashwright(
+            "bench", "--operation", "decode", *size, *options, "--peers", "sdpa-fa2,sdpa-cudnn", "--output", str(path)
+        )
+        assert run.returncode == 0, run.stderr
+        for found in read_result(path).cells:
+            assert found.measurements[OURS].relative_error < 8e-3
+            assert found.measurements[OURS].kernel
+            assert ("sdpa-fa2" in found.measurements) == (found.cell.page == 0), found.failures
+            assert found.speed(OURS) > 0
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_config_of_the_decode_is_measured_by_itself(rows, tmp_path):
+    occasion = Occasion(DType.BF16, 64, False, MEDIUM, MEDIUM, this_gpu(), packed_rows=4 * rows)
+    config = str(family_named("ampere", "decode").default_config(occasion))
+    path = tmp_path / "result.json"
+    size = ["--d-head", "64", "--keys", "1024", "--batch", "2", "--rows", str(rows), "--pages", "64", "--rounds", "2"]
+    run = flashwright(
+        "bench", "--operation", "decode", *size, "--config", config, "--peers", "sdpa-fa2", "--output", str(path)
+    )
+    assert run.returncode == 0, run.stderr
+    (found,) = read_result(path).cells
+    assert found.measurements[OURS].kernel == config
+    assert found.measurements[OURS].relative_error < 8e-3
+
+
 def test_grouped_heads_are_measured_and_peers_without_them_listed():
     run = flashwright(*SMALL, "--kv-heads", "2", "--causal", "--peers", "sdpa-fa2,sdpa-efficient", "--json")
     assert run.returncode == 0, run.stderr
