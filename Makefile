@@ -29,8 +29,8 @@ test-gpu-all:
 	$(GPU_TESTS) -m gpu
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check src tests benchmarks docs examples
-	$(BIN)/ruff format --check src tests benchmarks docs/generate.py docs/knob_pages examples
+	$(BIN)/ruff check src tests benchmarks docs examples hatch_build.py
+	$(BIN)/ruff format --check src tests benchmarks docs/generate.py docs/knob_pages examples hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/typing/mypy.ini
 	$(BIN)/pyright --project tests/typing

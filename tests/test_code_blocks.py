@@ -163,6 +163,8 @@ def arguments_of(command: str) -> list[str]:
         return [sys.executable, "-m", "torch.distributed.run", *paths]
     if first == ".venv/bin/python" and rest[:2] == ["-m", "pytest"]:
         return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(ROOT / rest[2])]
+    if first == ".venv/bin/python" and rest == ["-m", "build"]:
+        return [sys.executable, "-m", "build", "--no-isolation", "--outdir", ".", str(ROOT)]
     raise AssertionError(f"a page has a command that no test knows how to run: {command}")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import email
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -171,6 +173,44 @@ def test_the_wheel_needs_cuda_packages_where_they_exist(wheel, platform, has_cud
     assert {"numpy", "ml_dtypes"} <= {name.replace("-", "_") for name in needed}
     assert ({"cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc"} <= needed) == has_cuda
     assert any("cuda" in name for name in needed) == has_cuda
+
+
+# --- What the package index shows ------------------------------------------------------------------------------
+
+
+def metadata_of(directory: Path, **environment: str) -> email.message.Message:
+    """Of the wheel that the tree would be built into."""
+    code = "import sys; from hatchling.build import prepare_metadata_for_build_wheel as p; p(sys.argv[1])"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("FLASHWRIGHT_")}
+    subprocess.run([sys.executable, "-c", code, str(directory)], cwd=ROOT, env=variables | environment, check=True)
+    (file,) = directory.glob("*.dist-info/METADATA")
+    return email.message_from_string(file.read_text("utf-8"))
+
+
+LINKS = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def test_the_readme_on_the_package_index_refers_to_no_file_beside_it(tmp_path):
+    metadata = metadata_of(tmp_path)
+    assert metadata["Description-Content-Type"] == "text/markdown" and metadata.get_all("Project-URL") is None
+    text = metadata.get_payload()
+    assert "TFLOP/s over sequence length" in text and "![" not in text
+    assert all(place.startswith(("#", "https://")) for place in LINKS.findall(text))
+
+
+def test_a_build_that_knows_the_projects_address_links_to_it(tmp_path):
+    metadata = metadata_of(
+        tmp_path, FLASHWRIGHT_PROJECT_URL="https://host/project", FLASHWRIGHT_FILES_URL="https://host/files/v1"
+    )
+    assert metadata.get_all("Project-URL") == [
+        "Homepage, https://host/project",
+        "Changelog, https://host/files/v1/CHANGELOG.md",
+    ]
+    text = metadata.get_payload()
+    assert "(https://host/files/v1/benchmarks/results/bench_h200_bf16.svg)" in text
+    for place in LINKS.findall(text):
+        if place.startswith("https://host/files/v1/"):
+            assert (ROOT / place.removeprefix("https://host/files/v1/").partition("#")[0]).exists()
 
 
 # --- Its commands --------------------------------------------------------------------------------------------

@@ -76,6 +76,27 @@ def test_sixteen_bit_arithmetic_rounds_once(name: str) -> None:
     check(f"fma.rn.{name}", name, 3, lambda a, b, c: a * b + c)
 
 
+@pytest.mark.parametrize("name", ["f32", "f64"])
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+def test_the_sign_of_a_zero_from_fma(name: str, mode: str) -> None:
+    tiny = {"f32": 1e-40, "f64": 1e-310}[name]
+    factors, addends = [0.0, -0.0, 1.0, -1.0, tiny], [0.0, -0.0]
+    triples = [(a, b, c) for a in factors for b in factors for c in addends] + [(1.0, 1.0, -1.0), (-1.0, 1.0, 1.0)]
+    found = apply(
+        f"fma.{mode}.{name} %d, %a, %b, %c;", name, *((name, column) for column in zip(*triples, strict=True))
+    )
+    for (a, b, c), value in zip(triples, found.tolist(), strict=True):
+        exact = Fraction(a) * Fraction(b) + Fraction(c)
+        product_is_negative = (np.copysign(1, a) < 0) != (np.copysign(1, b) < 0)
+        if exact:
+            negative = exact < 0
+        elif a * b == 0 and product_is_negative == bool(np.signbit(c)):
+            negative = product_is_negative
+        else:
+            negative = mode == "rm"
+        assert np.signbit(value) == negative, (a, b, c, value)
+
+
 def test_fma_f32_where_a_double_would_round_twice() -> None:
     # 1 + 2^-24 is a tie of single precision; the rest of the product decides which way it goes.
     cases = [(2.0**-12, 2.0**-12 * (1 + 2.0**-23), 1.0), (-(2.0**-12), 2.0**-12 * (1 + 2.0**-23), 1.0)]

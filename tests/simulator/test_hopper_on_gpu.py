@@ -56,6 +56,7 @@ class RealGPU:
         packed = [
             encoded_words(item).tobytes() if isinstance(item, TensorMap)
             else item.to_bytes(8, "little") if isinstance(item, int)
+            else item if isinstance(item, bytes)
             else item.tobytes()
             for item in args
         ]  # fmt: skip

@@ -25,6 +25,8 @@ HOPPER_PLAIN = "hopper (BF16, 64, 128, 64): stages_2"
 HOPPER_OVERLAPPED = "hopper (BF16, 64, 128, 64): stages_2+overlap+ping_pong+persistent+lazy"
 HOPPER_RESCALING = "hopper (BF16, 64, 128, 64): stages_2+overlap"
 HOPPER_GUESSING = f"{HOPPER_OVERLAPPED}+guess"
+AMPERE_BACKWARD = "ampere backward (BF16, 64, 64, 64, 4): stages_2_1+swizzled"
+HOPPER_BACKWARD = "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P"
 
 
 SOME_KNOBS = ("n_warps", "async_copy", "swizzled", "optimized_softmax")

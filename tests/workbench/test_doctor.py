@@ -25,6 +25,7 @@ from flashwright.workbench.doctor import (
     check_driver,
     check_flashwright,
     check_gpu,
+    check_headers,
     check_nvrtc,
     check_torch,
     check_transformers,
@@ -34,8 +35,8 @@ from flashwright.workbench.doctor import (
 from flashwright.workbench.environment import GPU
 
 SUBJECTS = [
-    "Python", "flashwright", "CUDA bindings", "NVRTC", "disassembler", "driver", "GPU", "PyTorch", "transformers",
-    "program cache", "tuning database", "disk",
+    "Python", "flashwright", "CUDA bindings", "NVRTC", "disassembler", "CUDA headers", "driver", "GPU", "PyTorch",
+    "transformers", "program cache", "tuning database", "disk",
 ]  # fmt: skip
 H200 = GPU("NVIDIA H200", (9, 0), 150 * 1024**3)
 
@@ -45,6 +46,14 @@ def own_cache(tmp_path, monkeypatch) -> Path:
     directory = tmp_path / "cache"
     monkeypatch.setenv(CACHE_DIRECTORY_VARIABLE, str(directory))
     return directory
+
+
+def test_missing_headers_are_a_note_with_how_to_install_them(monkeypatch):
+    monkeypatch.setattr(doctor, "toolkit_include_directories", list)
+    finding = check_headers()
+    assert finding.verdict is Verdict.NOTE and "pip install 'flashwright[headers]'" in (finding.advice or "")
+    monkeypatch.setattr(doctor, "toolkit_include_directories", lambda: [Path("/opt/cuda/include")])
+    assert check_headers().found == "/opt/cuda/include"
 
 
 def test_a_missing_disassembler_is_a_note_with_how_to_install_it(monkeypatch):

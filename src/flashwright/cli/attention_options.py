@@ -46,10 +46,11 @@ def sample_of(
 
 def attention_options(causal: bool, window: str | None, softcap: float) -> AttentionOptions:
     """The options as `attention()` checks them."""
-    return AttentionOptions.of(causal, None if window is None else _window(window), None, softcap)
+    return AttentionOptions.of(causal, None if window is None else parse_window(window), None, softcap)
 
 
-def _window(text: str) -> tuple[int, int]:
+def parse_window(text: str) -> tuple[int, int]:
+    """LEFT,RIGHT."""
     try:
         left, right = (int(side) for side in text.split(","))
     except ValueError as error:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flashwright.attention import warm_up as compile_ahead
+from flashwright.cli.attention_options import WindowOption, parse_window
 from flashwright.cli.output import CAUSAL, D_HEAD, JsonOption, print_json
 from flashwright.kernels.registry import family_names
 from flashwright.workbench.quantities import counted
@@ -18,8 +19,9 @@ def warm_up(
     ],
     dtype: Annotated[list[str], typer.Option(help="FP16 or BF16; may be given several times.")] = ["BF16"],  # noqa: B006
     causal: Annotated[bool | None, typer.Option(*CAUSAL, help="Mask.", show_default="with and without")] = None,
-    window_left: Annotated[int, typer.Option(help="Keys before its own that a row attends to; -1: all.")] = -1,
-    window_right: Annotated[int, typer.Option(help="Keys after its own; -1: all.")] = -1,
+    window: WindowOption = None,
+    window_left: Annotated[int | None, typer.Option(hidden=True, help="The left side of --window.")] = None,
+    window_right: Annotated[int | None, typer.Option(hidden=True, help="Its right side.")] = None,
     softcap: Annotated[float, typer.Option(help="Soft cap of the scores; 0: none.")] = 0.0,
     grouped: Annotated[bool, typer.Option("--grouped", help="q has more heads than k and v.")] = False,
     training: Annotated[bool, typer.Option("--training", help="Gradients will be computed too.")] = False,
@@ -37,12 +39,13 @@ def warm_up(
 
     The first use of each kind of call compiles for a second or two otherwise.
     """
+    sides = _window(window, window_left, window_right)
     kernels = []
     for each_head_dim in head_dim:
         for each_dtype in dtype:
             for mask in (False, True) if causal is None else (causal,):
                 kernels += compile_ahead(
-                    each_head_dim, each_dtype, causal=mask, window=(window_left, window_right), softcap=softcap,
+                    each_head_dim, each_dtype, causal=mask, window=sides, softcap=softcap,
                     grouped=grouped, training=training, packed=packed, family=family, arch=arch, progress=not as_json,
                 )  # fmt: skip
     if as_json:
@@ -59,3 +62,12 @@ def warm_up(
     fresh = sum(not kernel.program.from_cache for kernel in kernels)
     verb = "is" if len(kernels) == 1 else "are"
     print(f"{counted(len(kernels), 'kernel')} {verb} ready, {fresh} of them compiled just now")
+
+
+def _window(window: str | None, left: int | None, right: int | None) -> tuple[int, int]:
+    """By one option, or by one for each side."""
+    if window is None:
+        return -1 if left is None else left, -1 if right is None else right
+    if left is not None or right is not None:
+        raise ValueError("--window: not together with --window-left and --window-right, which are its sides")
+    return parse_window(window)

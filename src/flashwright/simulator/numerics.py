@@ -171,7 +171,8 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
     for part in magnitude:
         safe &= (part == 0) | ((part > 2.0**-480) & (part < 2.0**480))
     safe &= ~((high == 0) & (a != 0) & (b != 0))
-    result = np.where(safe, result, plain)
+    # The parts of a sum that is exactly zero lose the signs of its addends.
+    result = np.where(safe & (result != 0), result, plain)
     for index in np.flatnonzero(~safe & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)):
         exact = Fraction(float(a[index])) * Fraction(float(b[index])) + Fraction(float(c[index]))
         if exact:
@@ -180,6 +181,17 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
             except OverflowError:
                 result[index] = np.inf if exact > 0 else -np.inf
     return result
+
+
+def fma_or_its_sign(result: Array, a: Array, b: Array, c: Array) -> Array:
+    """A rounded a·b + c of doubles; where that is zero, the sign of the exact value."""
+    found = np.array(result, F64, ndmin=1)
+    columns = [np.broadcast_to(value, found.shape) for value in (a, b, c)]
+    for index in np.flatnonzero(found == 0):
+        x, y, z = (Fraction(float(column[index])) for column in columns)
+        exact = x * y + z
+        found[index] = (exact > 0) - (exact < 0)
+    return found
 
 
 def flush_subnormals(value: Array) -> Array:

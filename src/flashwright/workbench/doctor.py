@@ -26,6 +26,7 @@ from flashwright.compiler.program_cache import (
     cache_directory,
     why_untrusted,
 )
+from flashwright.compiler.toolkit import toolkit_include_directories
 from flashwright.kernels.source import KernelSource
 from flashwright.runtime.devices import OLDEST_COMPUTE_CAPABILITY
 from flashwright.runtime.progress import progress_bar
@@ -72,6 +73,7 @@ def examine(*, progress: bool = True) -> list[Finding]:
         "CUDA bindings": check_bindings,
         "NVRTC": check_nvrtc,
         "disassembler": check_disassembler,
+        "CUDA headers": check_headers,
         "driver": check_driver,
         "GPU": check_gpu,
         "PyTorch": check_torch,
@@ -146,6 +148,18 @@ def check_disassembler() -> Finding:
         advice = "only for machine code in `flashwright explain` and `compare`: pip install nvidia-cuda-nvdisasm"
         return Finding("disassembler", Verdict.NOTE, "no nvdisasm (optional)", advice, facts)
     return Finding("disassembler", Verdict.OK, str(tool), facts=facts)
+
+
+def check_headers() -> Finding:
+    found = toolkit_include_directories()
+    facts = {"path": str(found[0]) if found else None}
+    if not found:
+        advice = (
+            "only for kernels of your own that include cuda_fp16.h, mma.h and the like: "
+            "pip install 'flashwright[headers]'"
+        )
+        return Finding("CUDA headers", Verdict.NOTE, "none (optional)", advice, facts)
+    return Finding("CUDA headers", Verdict.OK, str(found[0]), facts=facts)
 
 
 def check_transformers() -> Finding:

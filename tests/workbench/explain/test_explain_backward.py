@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from explain_cases import AMPERE_BACKWARD as AMPERE
+from explain_cases import HOPPER_BACKWARD as HOPPER
 from explain_cases import CommandLine, explained
 
 from flashwright.kernels.registry import families, parse_config, tile_shapes
@@ -14,9 +16,6 @@ from flashwright.workbench.explain.explanations import explanation_of, shared_ma
 from flashwright.workbench.explain.facts import ConfigFacts
 from flashwright.workbench.explain.page import config_page
 from flashwright.workbench.explain.report import sections
-
-AMPERE = "ampere backward (BF16, 64, 64, 64, 4): stages_2_1+swizzled"
-HOPPER = "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from browser import REQUIRED_VARIABLE, find_browser, open_page
 from explain_cases import (
+    AMPERE_BACKWARD,
     EAGER,
+    HOPPER_BACKWARD,
+    HOPPER_GUESSING,
     HOPPER_OVERLAPPED,
     HOPPER_PLAIN,
     HOPPER_RESCALING,
@@ -265,8 +268,22 @@ CLIPPED_TEXTS = """
 
 @pytest.mark.parametrize("name", PAGES)
 def test_no_text_is_cut_off_or_written_over_and_every_shape_has_a_colour(browser_page, page_files, name):
+    check_texts_and_shapes(browser_page, page_files[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [HOPPER_GUESSING, AMPERE_BACKWARD, HOPPER_BACKWARD])
+def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, config):
+    page = tmp_path / "page.html"
+    page.write_text(config_page(explained(config)), "utf-8")
+    check_texts_and_shapes(browser_page, page)
+    assert browser_page.evaluate(WITHOUT_A_HINT) == []
+
+
+def check_texts_and_shapes(browser_page, file):
     for width in (1400, 420):
-        browser_page.open(page_files[name], width=width)
+        browser_page.open(file, width=width)
+        assert browser_page.evaluate("document.documentElement.scrollWidth") <= width
         assert browser_page.evaluate("document.querySelectorAll('svg text').length") > 25
         assert browser_page.evaluate(TEXTS_OUTSIDE_THEIR_PICTURE) == []
         assert browser_page.evaluate(OVERLAPPING_TEXTS) == []

@@ -93,7 +93,7 @@ def _fused(ptx_type: PtxType, mode: str) -> Compute:
         product = np.copysign(1, a) * np.copysign(1, b)  # its sign
         if is_double:
             result = directed(a, b, c)
-            return num.zero_of_sum(result, result, mode, product, c)
+            return num.zero_of_sum(result, num.fma_or_its_sign(result, a, b, c), mode, product, c)
         exact = num.exact_fma(a, b, c)
         return num.zero_of_sum(num.round_to(exact, num.F32, mode), exact, mode, product, c)
 

@@ -176,10 +176,15 @@ _PHASE_CLASSES = {
 
 
 def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
+    written_up_to = 0.0
     for phase in timeline.phases:
         x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
         yield rect(x, 34, width, bottom - 34, f"phase {_PHASE_CLASSES.get(phase.name, '')}".rstrip())
-        yield text(phase.name, x + width / 2, 50, "phase-name", "middle")
+        middle, half = x + width / 2, LETTER * len(phase.name) / 2
+        # A name that is longer than its phase goes below one that it would run into.
+        is_free = middle - half >= written_up_to
+        yield text(phase.name, middle, 50 if is_free else 66, "phase-name", "middle")
+        written_up_to = middle + half if is_free else written_up_to
 
 
 def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
