@@ -19,10 +19,11 @@ from backward_cases import (
 )
 from simulated_cases import UNOWNED_ROWS
 
+from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelFamily, Occasion
 from flashwright.kernels.registry import families, parse_config
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import LONG
+from flashwright.problem.lengths import LONG, LONGEST
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import Window
 from flashwright.runtime.simulated import BackwardSimulation
@@ -300,11 +301,18 @@ def space_of(family: KernelFamily) -> list[Any]:
     return [replace(config, ordered=bool(number % 2)) for number, config in enumerate(kept)]
 
 
-def default_of(family: KernelFamily, dtype: DType, d_head: int) -> Any:
-    return family.default_config(Occasion(dtype, d_head, False, LONG, LONG, None))
+def default_of(family: KernelFamily, dtype: DType, d_head: int, *, causal: bool = False, length: str = LONG) -> Any:
+    return family.default_config(Occasion(dtype, d_head, causal, length, length, GPUModel.of_architecture("", "sm_90")))
 
 
-DEFAULTS = [default_of(family, dtype, d_head) for family in BACKWARDS for dtype in DType for d_head in family.d_heads]
+DEFAULTS = dict.fromkeys(
+    default_of(family, dtype, d_head, causal=causal, length=length)
+    for family in BACKWARDS
+    for dtype in DType
+    for d_head in family.d_heads
+    for causal in (False, True)
+    for length in (LONG, LONGEST)
+)
 
 
 @pytest.mark.slow

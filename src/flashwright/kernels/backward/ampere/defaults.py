@@ -26,10 +26,11 @@ class _Knobs(NamedTuple):
 
 
 # By head dimension: the first that fits is used. Those of 64, 128 and 256 columns that come first were the fastest of
-# those tried on an H200 (docs/performance.md); the others are for GPUs with less shared memory, untimed.
+# those tried on an H200, or within 1% of it (docs/performance.md); the others, for GPUs with less shared memory, were
+# not timed.
 _FULL = {
     32: (_Knobs(128, 128, 4, 1, 1, slices=2),),
-    64: (_Knobs(128, 128, 4, 1, 1, slices=4), _Knobs(64, 128, 4, 1, 1, slices=2), _Knobs(64, 64, 4, 1, 1)),
+    64: (_Knobs(64, 128, 4, 1, 1, slices=2), _Knobs(64, 64, 4, 1, 1)),
     96: (_Knobs(64, 128, 8, 2, 1), _Knobs(64, 64, 4, 2, 1)),
     128: (_Knobs(64, 128, 8, 2, 2, parts=2), _Knobs(64, 64, 8, 1, 1, parts=2)),
     192: (_Knobs(64, 64, 8, 2, 1, parts=2), _Knobs(32, 64, 8, 1, 1, parts=2)),
