@@ -27,6 +27,11 @@ _TWICE_THE_KEYS: dict[int, tuple[str, dict[str, Any]]] = {
     256: (f"32 keys for each four warps: {_SERVES_TWICE}", {"parts": 4}),
 }
 """The rung that gives a warp 32 keys, by head dimension."""
+_LATE_DQ: tuple[str, dict[str, Any]] = (
+    "dQ a step late: some warps multiply while others exponentiate",
+    {"late_dQ": True},
+)
+"""A rung for d_head 256, where it was faster with and without a mask."""
 
 
 def get_ampere_backward_progression(
@@ -49,6 +54,7 @@ def get_ampere_backward_progression(
         ("swizzled shared memory", {"swizzled": True}),
         ("64 queries a step", {"B_r": 64}),
         *([_TWICE_THE_KEYS[d_head]] if d_head in _TWICE_THE_KEYS else []),
+        *([_LATE_DQ] if d_head == 256 else []),
         ("two stages of Q: the next is copied during the step", {"Q_stages": 2}),
         ("two stages of dO", {"dO_stages": 2}),
     ]
