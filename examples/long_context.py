@@ -82,6 +82,7 @@ def main() -> None:
             f"loss {losses[0]:.4f} → {losses[-1]:.4f}"
         )
     if shared:
+        dist.barrier()  # no rank leaves while another still receives
         dist.destroy_process_group()
 
 
