@@ -7,12 +7,14 @@ import os
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 from browser import REQUIRED_VARIABLE, find_browser, open_page
 from explain_cases import (
     AMPERE_BACKWARD,
+    DECODE,
     EAGER,
     HOPPER_BACKWARD,
     HOPPER_GUESSING,
@@ -29,10 +31,13 @@ from explain_cases import (
 from matplotlib.image import imread
 
 from flashwright.kernels.explanation import OperandRegisters, RegisterPhase
+from flashwright.kernels.registry import families
+from flashwright.problem.dtypes import DType
 from flashwright.simulator.gpu import SimulatedGPU
 from flashwright.workbench.explain import linked_pages
 from flashwright.workbench.explain.compare import compare_facts
 from flashwright.workbench.explain.comparison_page import comparison_page
+from flashwright.workbench.explain.explanations import shared_map_of
 from flashwright.workbench.explain.facts import RegisterBudget
 from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
 from flashwright.workbench.explain.markup import document, figure
@@ -272,12 +277,26 @@ def test_no_text_is_cut_off_or_written_over_and_every_shape_has_a_colour(browser
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [HOPPER_GUESSING, AMPERE_BACKWARD, HOPPER_BACKWARD])
+@pytest.mark.parametrize("config", [HOPPER_GUESSING, AMPERE_BACKWARD, HOPPER_BACKWARD, DECODE])
 def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, config):
     page = tmp_path / "page.html"
     page.write_text(config_page(explained(config)), "utf-8")
     check_texts_and_shapes(browser_page, page)
     assert browser_page.evaluate(WITHOUT_A_HINT) == []
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward", "decode"])
+def test_maps_of_shared_memory_have_room_for_all_they_say(browser_page, tmp_path, operation):
+    figures = []
+    for family in families(operation):
+        for d_head in family.d_heads[:: len(family.d_heads) - 1]:
+            kept = (config for config, reason in family.space.configs(DType.BF16, d_head) if reason is None)
+            for config in islice(kept, 0, 30, 4):
+                drawn = shared_map_picture(shared_map_of(config))
+                figures.append(figure(drawn.replace("shared-map", f"map-{len(figures)}")))
+    page = tmp_path / "page.html"
+    page.write_text(document("", "", "".join(figures), ""), "utf-8")
+    check_texts_and_shapes(browser_page, page)
 
 
 def check_texts_and_shapes(browser_page, file):
