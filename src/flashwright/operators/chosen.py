@@ -159,7 +159,8 @@ def _reason(choice: Choice, buckets: tuple[str, str]) -> str:
     result = choice.measured
     if result is None:
         where = choice.gpu.name if choice.gpu and choice.gpu.name else "such a GPU"
-        return f"no result is measured on {where} for {' × '.join(buckets)} rows × keys; the {choice.family.name} family's default"
+        of = f"{' × '.join(buckets)} rows × keys"
+        return f"no result is measured on {where} for {of}; the {choice.family.name} family's default"
     nearest = ""
     if (measured_keys := result.problem.kind.kv_bucket) != buckets[1]:
         nearest = f", the nearest to {buckets[1]} keys measured: {measured_keys}"
