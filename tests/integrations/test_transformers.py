@@ -230,6 +230,8 @@ def test_a_compiled_step_with_a_static_cache_has_no_graph_breaks():
 
 
 def test_continuous_batching_generates_the_same(no_sdpa):
+    if transformers.__version__ < "5.18":
+        pytest.importorskip("psutil", reason="without it, such versions find no memory on a CPU")
     prompts = [[1, 2, 3, 4, 5], [7, 8, 9], [11] * 9]
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     expected = [

@@ -12,14 +12,16 @@ torch = pytest.importorskip("torch")
 
 from simulating_gpu import SimulatingGPU
 
+from flashwright.kernels.decode.ampere.config import AmpereDecodeKernelConfig
 from flashwright.kernels.registry import parse_config
+from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import DecodeKind
 from flashwright.runtime.few_rows import FewRows
 from flashwright.runtime.plans import CallKind
 from flashwright.runtime.reference import attention_reference
 
-DECODE = parse_config("ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled")
+DECODE = AmpereDecodeKernelConfig(DType.BF16, 64, B_r=16, keys_per_warp=16, n_warps=4)
 NO_OPTIONS = AttentionOptions()
 FORWARD = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax")
 

@@ -12,7 +12,7 @@ from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelConfig, KernelFamily, Occasion
 from flashwright.kernels.registry import as_config, families, family_named, family_of
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import LONGEST, length_bucket
+from flashwright.problem.lengths import LONGEST, length_bucket, packed_rows_bucket
 from flashwright.problem.window import Window
 
 BACKWARD, DECODE = "backward", "decode"
@@ -117,13 +117,10 @@ def backward_config(occasion: Occasion, *, family: str | None = None, determinis
 
 
 def decode_choice(dtype: DType, head_dim: int, window: Window, packed_rows: int, *, gpu: GPUModel | None) -> Choice:
-    """What decodes with so many rows of all heads that share a head of K and V. What was measured of tiles of other
-    rows says nothing of these."""
-    bucket = length_bucket(packed_rows)
+    """What decodes with so many rows of all heads that share a head of K and V."""
+    bucket = packed_rows_bucket(packed_rows)
     occasion = Occasion(dtype, head_dim, window.right is not None, bucket, LONGEST, gpu, packed_rows)
-    choice = _default_choice(occasion, None, DECODE)
-    by_rule = untuned_config(choice.family, occasion.with_native_d_head(choice.family))
-    return choice if choice.config.B_r == by_rule.B_r else Choice(by_rule, "rule", gpu)
+    return _default_choice(occasion, None, DECODE)
 
 
 def tuned_or_default(family: KernelFamily, occasion: Occasion) -> KernelConfig:

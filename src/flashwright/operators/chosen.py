@@ -15,7 +15,7 @@ from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.forward.launch import forward_variant
 from flashwright.operators.forward import lengths_to_choose_for
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import length_bucket
+from flashwright.problem.lengths import LONGEST, length_bucket, packed_rows_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
 
@@ -125,8 +125,10 @@ def kernel_choice(
     lengths = lengths_to_choose_for(problem.q_length, problem.kv_length, row_invariant=problem.row_invariant)
     is_decoded = config is None and family is None and problem.is_decoded
     if is_decoded:
+        buckets = packed_rows_bucket(problem.packed_rows), LONGEST
         choice = decode_choice(problem.dtype, problem.head_dim, problem.options.window, problem.packed_rows, gpu=gpu)
     else:
+        buckets = length_bucket(lengths[0]), length_bucket(lengths[1])
         choice = choose(
             problem.dtype, problem.head_dim, problem.options.window, *lengths, gpu=gpu, config=config, family=family
         )
@@ -144,24 +146,24 @@ def kernel_choice(
         gpu=gpu,
         config=choice.config,
         source=choice.source,
-        reason=f"{'few rows on many keys are decoded; ' if is_decoded else ''}{_reason(choice, lengths)}",
+        reason=f"{'few rows on many keys are decoded; ' if is_decoded else ''}{_reason(choice, buckets)}",
         variant=variant,
         family=choice.family.name,
         measured=choice.measured,
     )
 
 
-def _reason(choice: Choice, lengths: tuple[int, int]) -> str:
+def _reason(choice: Choice, buckets: tuple[str, str]) -> str:
     if choice.source == "requested":
         return "the call names it"
     result = choice.measured
     if result is None:
-        buckets = " × ".join(length_bucket(length) for length in lengths)
         where = choice.gpu.name if choice.gpu and choice.gpu.name else "such a GPU"
-        return f"no result is measured on {where} for {buckets} rows × keys; the {choice.family.name} family's default"
+        of = f"{' × '.join(buckets)} rows × keys"
+        return f"no result is measured on {where} for {of}; the {choice.family.name} family's default"
     nearest = ""
-    if (measured_keys := result.problem.kind.kv_bucket) != length_bucket(lengths[1]):
-        nearest = f", the nearest to {length_bucket(lengths[1])} keys measured: {measured_keys}"
+    if (measured_keys := result.problem.kind.kv_bucket) != buckets[1]:
+        nearest = f", the nearest to {buckets[1]} keys measured: {measured_keys}"
     whose = f"{_MEASURED_BY[choice.source]}, {result.date[:10]}, {_KERNELS[currency(result)]}"
     return f"{whose}: {result.best.time_ms:.3g} ms for {result.problem}{nearest}"
 

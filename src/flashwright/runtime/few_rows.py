@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flashwright.hardware.units import VECTOR_BYTES
+from flashwright.kernels.decode.launch import DecodeArguments
 from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeArrangement, DecodeKind
@@ -22,9 +24,16 @@ if TYPE_CHECKING:
 
 Suits = Callable[[int, int, int, int, int], bool]
 """Whether decoding is worth choosing, by batch, heads of q, heads of k, rows and keys."""
-_K, _V, _LENGTHS = (getattr(ForwardArguments, name).offset // WORD_BYTES for name in ("K", "V", "q_length"))
-_LSE, _PARTIALS, _ARRIVALS = range(13, 16)
-"""Behind the tensors of a decode that a caller gives, of which the first four are q, k, v and the output."""
+
+
+def _word(of: Any, name: str) -> int:
+    return int(getattr(of, name).offset) // WORD_BYTES
+
+
+_Q, _K, _V, _O, _LSE, _LENGTHS = (_word(ForwardArguments, name) for name in ("Q", "K", "V", "O", "lse", "q_length"))
+_PARTIAL_O, _PARTIAL_TERMS, _ARRIVALS = (
+    _word(DecodeArguments, name) for name in ("partial_O", "partial_terms", "arrivals")
+)
 
 
 class OtherWay(Protocol):
@@ -104,9 +113,35 @@ class FewRowsPlan:
         self.grid = decoded.own.grid
         self.words = decoded.own.words
         self.own = slice(0, len(self.words))
-        self.places = decoded.own.places
+        self.partials = partials_of_streams(kind.device_index)
         self.spare: list[Parameters] = []
         """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
+
+
+class PartialsOfStreams:
+    """Memory for partial results. Launches of one stream follow one another and share theirs; one that is captured has
+    its own, which belongs to the graph."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self._of_streams: dict[int, torch.Tensor] = {}
+
+    def take(self, count: int, stream: int, device: Any) -> torch.Tensor:
+        """So many bytes, for one launch on a stream; to be kept until it is queued."""
+        torch = self._torch
+        if torch.cuda.is_current_stream_capturing():
+            return torch.empty(count, dtype=torch.uint8, device=device)
+        known = self._of_streams.get(stream)
+        if known is None or len(known) < count:
+            known = self._of_streams[stream] = torch.empty(count, dtype=torch.uint8, device=device)
+        return known
+
+
+@cache
+def partials_of_streams(device_index: int) -> PartialsOfStreams:
+    return PartialsOfStreams()
 
 
 class FewRowsArrangement:
@@ -138,21 +173,25 @@ class FewRowsArrangement:
         stream = torch._C._cuda_getCurrentRawStream(index)
         device = q.device
         scratch = plan.scratch
-        partials = torch.empty(scratch.partial_bytes, dtype=torch.uint8, device=device)
-        arrivals = plan.kind.arrivals(scratch.arrivals, stream, device)
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device) if plan.returns_lse else None
-        addresses = {
-            0: q_address, 1: k_address, 2: v_address, 3: o_address, _LSE: 0 if lse is None else lse.data_ptr(),
-            _PARTIALS: partials.data_ptr(), _ARRIVALS: arrivals.data_ptr(),
-        }  # fmt: skip
+        partials = plan.partials.take(scratch.partial_bytes, stream, device)
+        partials_address = partials.data_ptr()
         try:
             parameters = plan.spare.pop()
         except IndexError:
             parameters = Parameters(plan.words[:], (0,))
         words = parameters.words
         words[plan.own] = self.words
-        for word, tensor, offset in plan.places:
-            words[word] = addresses[tensor] + offset
+        words[_Q] = q_address
+        words[_K] = k_address
+        words[_V] = v_address
+        words[_O] = o_address
+        words[_PARTIAL_O] = partials_address
+        words[_PARTIAL_TERMS] = partials_address + scratch.partial_terms
+        words[_ARRIVALS] = plan.kind.arrivals(scratch.arrivals, stream, device).data_ptr()
+        lse = None
+        if plan.returns_lse:
+            lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
+            words[_LSE] = lse.data_ptr()
         if index == torch._C._cuda_getDevice():
             plan.launch(plan.grid, parameters.address, stream)
         else:

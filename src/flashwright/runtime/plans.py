@@ -82,6 +82,7 @@ class CallKind:
         """By shape and strides of q, k and v; then, where given, by strides of the output and by `Packed`."""
         self._choose = choose
         self._few_rows = few_rows
+        self._copies_first = CopiesFirst(self)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._latest: dict[tuple[str, str], Arrangement] = {}
         """Of tensors that are neither packed nor written to a given output, by the buckets of their lengths."""
@@ -121,7 +122,7 @@ class CallKind:
         buckets = None
         if len(layout) == 6 and len(q_shape) == len(k_shape) == 4:  # neither packed nor written to a given output
             if self._few_rows is not None:
-                few = self._few_rows.arrange(layout, q, k, v, out, CopiesFirst(self))
+                few = self._few_rows.arrange(layout, q, k, v, out, self._copies_first)
                 if few is not None:
                     self.arrangements[layout] = few
                     return few
@@ -147,7 +148,7 @@ class CallKind:
             if buckets is not None:
                 self._latest[buckets] = found
         else:
-            found = CopiesFirst(self)
+            found = self._copies_first
         self.arrangements[layout] = found
         return found
 
