@@ -1,6 +1,7 @@
 """Decoding: few query rows on long caches, beside PyTorch's SDPA, in one process.
 
-    PYTHONPATH=src python benchmarks/decode.py [--config SHORT_FORM …] [--rows decode,chunk,paged,uneven] [--json FILE]
+    PYTHONPATH=src python benchmarks/decode.py [--config SHORT_FORM …] [--rows decode,chunk,paged,uneven]
+        [--only PATTERN] [--json FILE]
 
 Needs a GPU. Each call is captured in a CUDA graph; graphs are replayed in turns, in random order. Results are checked
 against PyTorch's first. "decode" and "chunk" are contiguous caches, "paged" the same in shuffled pages, "uneven"
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -131,17 +133,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", action="append", default=[], help="a decode config by its short form, beside ours")
     parser.add_argument("--rows", default="decode,chunk,paged,uneven")
+    parser.add_argument("--only", default="", help="a regular expression that the names of problems match")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = []
     for problem in problems():
-        if problem.kind not in options.rows.split(","):
+        if problem.kind not in options.rows.split(",") or not re.search(options.only, problem.name):
             continue
         torch.manual_seed(0)
         q, k, v, arguments = tensors_of(problem)
         ours = partial(flash_attn_with_kvcache, q, k, v, **arguments)
         candidates: dict[str, Callable[[], Any]] = {"ours": ours}
-        candidates |= {text: with_config(text, q, k, v, arguments) for text in options.config}
+        fitting = [text for text in options.config if parse_config(text).d_head == problem.head_dim]
+        candidates |= {text: with_config(text, q, k, v, arguments) for text in fitting}
         candidates |= peers_of(problem, q, k, v)
         wanted = ours().float()
         for name, call in candidates.items():

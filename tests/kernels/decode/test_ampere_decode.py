@@ -20,12 +20,12 @@ from flashwright.problem.dtypes import NUMPY_DTYPES, DType
 from flashwright.runtime.compiling import compile_kernel
 from flashwright.runtime.simulated import simulate_decode
 
-SMALL = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled"
+SMALL = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+blocks_1+swizzled"
 OTHERS = (
-    "ampere decode (FP16, 64, 32, 16, 4): rows_2+stages_3+swizzled",
-    "ampere decode (BF16, 128, 16, 16, 4): rows_1+stages_2+swizzled",
-    "ampere decode (BF16, 32, 64, 32, 8): rows_4+stages_2+swizzled",
-    "ampere decode (FP16, 256, 16, 16, 4): rows_1+stages_2",
+    "ampere decode (FP16, 64, 32, 16, 4): rows_2+stages_3+blocks_1+swizzled",
+    "ampere decode (BF16, 128, 16, 16, 4): rows_1+stages_2+blocks_1+swizzled",
+    "ampere decode (BF16, 32, 64, 32, 8): rows_4+stages_2+blocks_1+swizzled",
+    "ampere decode (FP16, 256, 16, 16, 4): rows_1+stages_2+blocks_1",
 )
 
 

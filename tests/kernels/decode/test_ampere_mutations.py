@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 from decode_cases import decoded
 from mutations import WRONG, SourceMutation, expect_named_or_wrong
 
-OWN_KEYS = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled"
-SHARED_KEYS = "ampere decode (FP16, 64, 32, 16, 4): rows_2+stages_3+swizzled"
+OWN_KEYS = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+blocks_1+swizzled"
+SHARED_KEYS = "ampere decode (FP16, 64, 32, 16, 4): rows_2+stages_3+blocks_1+swizzled"
 
 
 def checked(config: str, **problem: object) -> None:
@@ -31,7 +31,7 @@ def run_shared_keys() -> None:
 
 def run_segments() -> None:
     """Several items, of several segments each; the second launch finds what the first has left."""
-    checked(OWN_KEYS, lengths=(200, 90), heads=(2, 1), multiprocessors=3, launches=2)
+    checked(OWN_KEYS, lengths=(200, 90), heads=(12, 1), multiprocessors=3, launches=2)
 
 
 def run_items() -> None:
@@ -49,7 +49,6 @@ def test_the_kernel_is_sound_before_it_is_mutated(run):
 
 KERNEL, ITEMS, COUNTERS = "decode/ampere.cuh", "decode/items.cuh", "ptx/atomics.cuh"
 RACE, COPY, BETWEEN_BLOCKS = {"race"}, {"async-copy"}, {"global-race"}
-FENCE = 'asm volatile("fence.acq_rel.gpu;" ::: "memory");'
 UNWRITTEN = {"uninitialised-shared"}
 
 MUTATIONS = {
@@ -66,7 +65,7 @@ MUTATIONS = {
         KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        __syncthreads();": ";"}, run_own_keys, COPY | RACE
     ),
     "results are written over stages that are read": SourceMutation(
-        KERNEL, {"__syncthreads();          // nobody reads stages any more": ""}, run_shared_keys, COPY | RACE
+        KERNEL, {"__syncthreads();          // nobody reads Q or stages any more": ""}, run_shared_keys, COPY | RACE
     ),
     "results are combined before all are there": SourceMutation(
         KERNEL, {"__syncthreads(); // all warps' results are there": ""}, run_own_keys, RACE | UNWRITTEN
@@ -87,16 +86,16 @@ MUTATIONS = {
         KERNEL, {"__syncthreads(); // all threads have stored": ""}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are counted without release and acquire": SourceMutation(
-        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
+        COUNTERS, {"atom.acq_rel.gpu": "atom.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are counted without acquire": SourceMutation(
-        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.release.gpu"}, run_segments, BETWEEN_BLOCKS
+        COUNTERS, {"atom.acq_rel.gpu": "atom.release.gpu"}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are counted without release": SourceMutation(
-        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.acquire.gpu"}, run_segments, BETWEEN_BLOCKS
+        COUNTERS, {"atom.acq_rel.gpu": "atom.acquire.gpu"}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are released to the own thread block": SourceMutation(
-        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.acq_rel.cta"}, run_segments, BETWEEN_BLOCKS
+        COUNTERS, {"atom.acq_rel.gpu": "atom.acq_rel.cta"}, run_segments, BETWEEN_BLOCKS
     ),
     "counters are left as they are": SourceMutation(
         KERNEL, {"*arrivals = 0; // for the next launch": ";"}, run_segments

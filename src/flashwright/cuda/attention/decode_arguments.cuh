@@ -45,18 +45,17 @@ struct CachedSequence {
             pages = args.page_table + cache * args.page_table_stride;
     }
 
-    // Whether there is a page for a key: a number beyond the cache's pages is none.
-    DEVICE bool has_page(const DecodeArguments &args, int key) const {
-        return !pages || (uint32)pages[key / args.page_rows] < (uint32)args.cache_size;
+    // Where the cache has a key below `kv_length`: in a page, or in a sequence's rows; -1 if nowhere. A number beyond the
+    // cache's pages is no page.
+    DEVICE int place_of(const DecodeArguments &args, int key) const {
+        if (!pages)
+            return cache;
+        const int page = pages[(uint32)key / args.page_rows];
+        return (uint32)page < (uint32)args.cache_size ? page : -1;
     }
-
-    // The row of a cache that holds a key, for one head.
-    DEVICE const char *row(const DecodeArguments &args, const TensorView &tensor, int head, int key) const {
-        int index = cache;
-        if (pages) {
-            index = clamp(pages[key / args.page_rows], 0, args.cache_size - 1);
-            key %= args.page_rows;
-        }
-        return head_start(tensor, index, head) + key * tensor.row_stride * element_bytes;
+    // The row of a cache that holds a key which is in such a place, for one head.
+    DEVICE const char *row_in(const DecodeArguments &args, int place, const TensorView &tensor, int head, int key) const {
+        const int row = pages ? (uint32)key % args.page_rows : key;
+        return head_start(tensor, place, head) + row * tensor.row_stride * element_bytes;
     }
 };

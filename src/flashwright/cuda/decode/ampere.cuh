@@ -15,7 +15,10 @@
 constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 constexpr int row_vectors = cfg::d_head / vector_elements;
 
-using QFragments = Fragments<cfg::d_head / mma_depth, 1, shape::row_tiles, 1>;
+// Q stays in registers where a warp has few rows.
+constexpr bool Q_in_registers = shape::row_tiles * cfg::d_head <= 128;
+using QFragments =
+    Fragments<cfg::d_head / mma_depth, 1, shape::row_tiles, Q_in_registers ? cfg::d_head / mma_depth : 1>;
 using KFragments = Fragments<cfg::d_head / mma_depth, 1, cfg::keys_per_warp / mma_depth, 1>;
 using PFragments = Fragments<cfg::keys_per_warp / mma_depth, 1, shape::row_tiles, cfg::keys_per_warp / mma_depth>;
 using VFragments = Fragments<cfg::keys_per_warp / mma_depth, 1, cfg::d_head / mma_depth, 1>;
@@ -35,31 +38,97 @@ struct SharedMemory {
         return base + shape::stages_offset + (stage * shape::key_warps + key_warp) * shape::chunk_bytes;
     }
     DEVICE uint32 V(int stage, int key_warp) const { return K(stage, key_warp) + shape::chunk_bytes / 2; }
-    // Of a segment's end, when stages are not read any more: rows of O, and terms, of each warp along the keys.
+    // Of a segment's end, when Q and the stages are not read any more: rows of O, and terms, of each warp along the keys.
     DEVICE uint32 O(int key_warp, int row) const {
-        return base + shape::stages_offset + (key_warp * cfg::B_r + row) * (cfg::d_head * sizeof(float));
+        return base + (key_warp * cfg::B_r + row) * shape::result_row_bytes;
     }
     DEVICE uint32 terms(int key_warp, int row) const {
         return base + shape::terms_offset + (key_warp * cfg::B_r + row) * sizeof(Pair);
     }
 };
 
-// Rows of O before they are divided by their sums: a vector of 8 columns of one row, and the row's maximum, in powers of
-// two, and sum.
+// Four columns of a row of O before it is divided by its sum, and the row's maximum, in powers of two, and sum.
 struct RowPart {
+    static constexpr int columns = 4, of_row = cfg::d_head / columns;
+
     float maximum = negative_infinity, sum = 0;
-    float O[vector_elements] = {};
+    float O[columns] = {};
 
     // Adds another part of the same row. Both become relative to the larger maximum.
-    DEVICE void add(Pair terms, const float (&values)[vector_elements]) {
+    DEVICE void add(Pair terms, const Vector16B &values) {
         const float grown = fmaxf(maximum, terms.values[0]);
         const float reference = grown == negative_infinity ? 0 : grown;
         const float own = exp2_approx(maximum - reference), other = exp2_approx(terms.values[0] - reference);
         sum = sum * own + terms.values[1] * other;
 #pragma unroll
-        for (int i = 0; i < vector_elements; ++i)
-            O[i] = O[i] * own + values[i] * other;
+        for (int i = 0; i < columns; ++i)
+            O[i] = O[i] * own + __int_as_float(values.words[i]) * other;
         maximum = grown;
+    }
+};
+
+// The copies of one warp's keys and values, unit after unit. The warps that share keys share the copying.
+struct Copies {
+    // Rows come in groups that lie in one page: pages have a multiple of so many keys.
+    static constexpr int group_rows = 16, groups = cfg::keys_per_warp / group_rows;
+    static constexpr int vectors_per_pass = cfg::row_warps * warp_threads;
+    static constexpr int passes = ceil_div(group_rows * row_vectors, vectors_per_pass);
+
+    const DecodeArguments &args;
+    const Item &item;
+    SharedMemory shared;
+    int row_warp, key_warp;
+    int place[groups]; // of the next unit's groups, in the cache: looked up a unit ahead
+
+    DEVICE int first_key(int unit) const {
+        return (item.first_unit + unit) * shape::unit_keys + key_warp * cfg::keys_per_warp;
+    }
+
+    // Keys without a page are zero: no other sequence's are read in their place.
+    DEVICE void look_up(int unit) {
+#pragma unroll
+        for (int group = 0; group < groups; ++group) {
+            const int key = first_key(unit) + group * group_rows;
+            place[group] = key < item.sequence.kv_end ? item.sequence.place_of(args, key) : -1;
+        }
+    }
+
+    DEVICE void start(int unit, int last, int stage) {
+        if (unit < last) {
+#pragma unroll
+            for (int group = 0; group < groups; ++group) {
+                const int key = first_key(unit) + group * group_rows;
+                const bool exists = place[group] >= 0;
+                const int exist = exists ? item.sequence.kv_end - key : 0;
+                const int known = exists ? key : 0, in = exists ? place[group] : 0; // an address to take in place of none
+                const char *K = item.sequence.row_in(args, in, args.forward.K, item.head, known);
+                const char *V = item.sequence.row_in(args, in, args.forward.V, item.head, known);
+                copy_rows(shared.K(stage, key_warp), K, args.forward.K.row_stride, group, exist); // @operand K
+                copy_rows(shared.V(stage, key_warp), V, args.forward.V.row_stride, group, exist); // @operand V
+            }
+            look_up(unit + 1);
+        }
+        cp_async_commit_group(); // also where there is none, so that waiting counts steps
+    }
+
+  private:
+    DEVICE void copy_rows(uint32 chunk, const char *source, int64 row_stride, int group, int exist) const {
+        const bool complete = exist >= group_rows && tensor_columns == cfg::d_head;
+#pragma unroll
+        for (int pass = 0; pass < passes; ++pass) {
+            const int vector_index = pass * vectors_per_pass + row_warp * warp_threads + lane_index();
+            const int row = vector_index / row_vectors, vector = vector_index % row_vectors;
+            if (group_rows * row_vectors % vectors_per_pass != 0 && row >= group_rows)
+                continue;
+            const uint32 target = chunk + vector_offset<cfg::keys_per_warp>(group * group_rows + row, vector);
+            const char *from = source + row * row_stride * element_bytes + vector * vector_bytes;
+            if (complete) {
+                cp_async_16B(target, from);
+            } else {
+                const bool exists = row < exist && vector < tensor_columns / vector_elements;
+                cp_async_16B_or_zero(target, exists ? from : source, exists);
+            }
+        }
     }
 };
 
@@ -74,12 +143,6 @@ struct Segment {
     const int warp = threadIdx.x / warp_threads;
     const int row_warp = warp / shape::key_warps, key_warp = warp % shape::key_warps;
 
-    DEVICE int first_key(int unit) const {
-        return (item.first_unit + unit) * shape::unit_keys + key_warp * cfg::keys_per_warp;
-    }
-
-    // --- Copies ---
-
     // The packed rows of Q. What does not exist becomes zero.
     DEVICE void start_Q_copy() const {
         for (int i = threadIdx.x; i < cfg::B_r * row_vectors; i += shape::threads) {
@@ -87,39 +150,6 @@ struct Segment {
             const bool exists = row < item.rows && vector < tensor_columns / vector_elements;
             const char *source = item.row_of(args, args.forward.Q, exists ? row : 0) + (exists ? vector : 0) * vector_bytes;
             cp_async_16B_or_zero(shared.Q() + vector_offset<cfg::B_r>(row, vector), source, exists); // @operand Q
-        }
-    }
-
-    // A unit's keys and values. Rows come in groups that lie in one page. The warps that share keys share the copying.
-    DEVICE void start_copy(int unit, int stage) const {
-        if (unit < last) {
-            constexpr int groups = cfg::keys_per_warp / page_step;
-#pragma unroll
-            for (int group = 0; group < groups; ++group)
-                if (group % cfg::row_warps == row_warp)
-                    start_group_copy(first_key(unit) + group * page_step, group * page_step, stage);
-        }
-        cp_async_commit_group(); // also where there is none, so that waiting counts steps
-    }
-    static constexpr int page_step = 16; // keys: pages have a multiple of it
-
-    DEVICE void start_group_copy(int key, int row, int stage) const {
-        // Keys without a page are zero: no other sequence's are read in their place.
-        const bool exists = key < item.sequence.kv_end && item.sequence.has_page(args, key);
-        const int exist = exists ? item.sequence.kv_end - key : 0;
-        const int known = exists ? key : 0; // an address to take in the place of none
-        const char *K = item.sequence.row(args, args.forward.K, item.head, known);
-        const char *V = item.sequence.row(args, args.forward.V, item.head, known);
-        copy_rows(shared.K(stage, key_warp), K, args.forward.K.row_stride, row, exist); // @operand K
-        copy_rows(shared.V(stage, key_warp), V, args.forward.V.row_stride, row, exist); // @operand V
-    }
-    DEVICE void copy_rows(uint32 chunk, const char *source, int64 row_stride, int first_row, int exist) const {
-#pragma unroll
-        for (int i = 0; i < page_step * row_vectors; i += warp_threads) {
-            const int place = i + lane_index(), row = place / row_vectors, vector = place % row_vectors;
-            const bool exists = row < exist && vector < tensor_columns / vector_elements;
-            const char *from = source + (exists ? row * row_stride * element_bytes + vector * vector_bytes : 0);
-            cp_async_16B_or_zero(chunk + vector_offset<cfg::keys_per_warp>(first_row + row, vector), from, exists);
         }
     }
 
@@ -133,82 +163,90 @@ struct Segment {
             __syncthreads();
     }
 
-    // --- A segment ---
-
     DEVICE void compute() const {
         OnlineSoftmax<SoftmaxPolicy, shape::row_tiles> softmax(args.forward.softmax_scale);
         float O[shape::row_tiles][cfg::d_head / mma_columns][accumulator_values] = {};
+        Copies copies{args, item, shared, row_warp, key_warp};
+        copies.look_up(first);
         start_Q_copy();
 #pragma unroll
         for (int stage = 0; stage + 1 < cfg::stages; ++stage)
-            start_copy(first + stage, stage);
+            copies.start(first + stage, last, stage);
         // Q arrived with the first unit, copied by all threads.
         cp_async_wait_group<cfg::stages - 2>();
         __syncthreads();
+        SharedOperand<QFragments, cfg::B_r, Role::A> Q(
+            shared.Q() + row_warp * shape::row_tiles * mma_rows * layout::row_bytes, lane_index());
+        if constexpr (Q_in_registers)
+            Q.load_entire_block();
+        // Keys before `plain_begin` and from `plain_end` on are not attended to by all rows.
+        const int plain_begin =
+            item.sequence.kv_begin + item.window.first_key(item.query(args, item.tile_rows() - 1));
+        const int plain_end = item.sequence.kv_begin + item.window.last_key(item.query(args, 0)) + 1;
         int stage = 0;
 #pragma unroll 1
         for (int unit = first; unit < last; ++unit) {
             wait_for_copies();
             // The stage of the step before is free.
-            start_copy(unit + cfg::stages - 1, stage == 0 ? cfg::stages - 1 : stage - 1);
-            step(softmax, O, unit, stage);
+            copies.start(unit + cfg::stages - 1, last, stage == 0 ? cfg::stages - 1 : stage - 1);
+            const int key = copies.first_key(unit);
+            step(Q, softmax, O, key, key < plain_begin || key + cfg::keys_per_warp > plain_end, stage);
             stage = stage + 1 == cfg::stages ? 0 : stage + 1;
         }
         cp_async_wait_group<0>(); // of units that do not exist: nothing
-        __syncthreads();          // nobody reads stages any more
+        __syncthreads();          // nobody reads Q or stages any more
         store_warp(softmax, O);
         __syncthreads(); // all warps' results are there
     }
 
-    DEVICE void step(auto &softmax, auto &O, int unit, int stage) const {
-        const uint32 lane = lane_index();
+    DEVICE void step(auto &Q, auto &softmax, auto &O, int key, bool cut, int stage) const {
         float S[shape::row_tiles][cfg::keys_per_warp / mma_columns][accumulator_values] = {};
-        SharedOperand<QFragments, cfg::B_r, Role::A> Q(
-            shared.Q() + row_warp * shape::row_tiles * mma_rows * layout::row_bytes, lane);
-        SharedOperand<KFragments, cfg::keys_per_warp, Role::B> K(shared.K(stage, key_warp), lane);
-        matmul<cfg::dtype, Place::shared, Place::shared, false, false>(Q, K, S); // @product S
-        cap_and_mask(S, first_key(unit));
+        SharedOperand<KFragments, cfg::keys_per_warp, Role::B> K(shared.K(stage, key_warp), lane_index());
+        matmul<cfg::dtype, Q_in_registers ? Place::registers : Place::shared, Place::shared, false, false>( // @product S
+            Q, K, S);
+        if constexpr (variant::softcaps)
+            cap(S);
+        if (cut)
+            mask(S, key);
         softmax.template step<false>(S, O); // @phase softmax
         PFragments P;
         round_to_operand<cfg::dtype>(P, S);
-        SharedOperand<VFragments, cfg::keys_per_warp, Role::B_transposed> V(shared.V(stage, key_warp), lane);
+        SharedOperand<VFragments, cfg::keys_per_warp, Role::B_transposed> V(shared.V(stage, key_warp), lane_index());
         matmul<cfg::dtype, Place::registers, Place::shared, false, false>(P, V, O); // @product O
+    }
+
+    template <int row_tiles, int column_tiles> DEVICE void cap(float (&S)[row_tiles][column_tiles][4]) const {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < column_tiles; ++n)
+#pragma unroll
+                for (float &score : S[m][n])
+                    score = 1 - 2 * reciprocal_approx(1 + exp2_approx(score * args.forward.capping_scale));
     }
 
     // As `Scores`, of packed rows and keys counted from the beginning of the cache.
     template <int row_tiles, int column_tiles>
-    DEVICE void cap_and_mask(float (&S)[row_tiles][column_tiles][4], int key) const {
-        const CachedSequence &sequence = item.sequence;
-        const Window &window = item.window;
-        const int last_row = min(cfg::B_r, item.rows) - 1;
-        const bool cut = key < sequence.kv_begin + window.first_key(item.query(args, last_row)) ||
-                         key + cfg::keys_per_warp - 1 > sequence.kv_begin + window.last_key(item.query(args, 0));
+    DEVICE void mask(float (&S)[row_tiles][column_tiles][4], int key) const {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < halves; ++half) {
-                const int row = row_warp * shape::row_tiles * mma_rows + accumulator_row(m, half);
-                int first = 0, last = cfg::keys_per_warp;
-                if (cut) {
-                    const int query = item.query(args, row);
-                    first = sequence.kv_begin + window.first_key(query) - key;
-                    last = sequence.kv_begin + window.last_key(query) - key;
-                }
+                const int query = item.query(args, row_warp * shape::row_tiles * mma_rows + accumulator_row(m, half));
+                const int first = item.sequence.kv_begin + item.window.first_key(query) - key;
+                const int last = item.sequence.kv_begin + item.window.last_key(query) - key;
 #pragma unroll
                 for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
                     for (int i = 0; i < half_values; ++i) {
-                        float &score = S[m][n][2 * half + i];
-                        if constexpr (variant::softcaps)
-                            score = 1 - 2 * reciprocal_approx(1 + exp2_approx(score * args.forward.capping_scale));
                         const int column = mma_columns * n + accumulator_column() + i;
                         if (column < first || column > last)
-                            score = negative_infinity;
+                            S[m][n][2 * half + i] = negative_infinity;
                     }
             }
     }
 
-    // A warp's rows of O, maxima and sums, for the others.
+    // A warp's rows of O that exist, maxima and sums, for the others.
     DEVICE void store_warp(auto &softmax, auto &O) const {
 #pragma unroll
         for (int m = 0; m < shape::row_tiles; ++m)
@@ -217,6 +255,8 @@ struct Segment {
                 const int row = row_warp * shape::row_tiles * mma_rows + accumulator_row(m, half);
                 const float sum = quad_sum(softmax.row_sum[m][2 * half]);
                 const float maximum = softmax.row_max[m][half] * softmax.scale;
+                if (row >= item.rows)
+                    continue;
                 if (leads_quad())
                     store_shared_8B(shared.terms(key_warp, row), {maximum, sum});
 #pragma unroll
@@ -226,22 +266,20 @@ struct Segment {
             }
     }
 
-    // A vector of a row, over all warps along the keys.
-    DEVICE RowPart combined(int row, int vector) const {
+    // A part of a row, over all warps along the keys.
+    DEVICE RowPart combined(int row, int index) const {
         RowPart part;
 #pragma unroll
-        for (int warp = 0; warp < shape::key_warps; ++warp) {
-            float values[vector_elements];
-#pragma unroll
-            for (int i = 0; i < vector_elements; i += 2) {
-                const Pair pair =
-                    load_shared_8B(shared.O(warp, row) + (vector * vector_elements + i) * sizeof(float));
-                values[i] = pair.values[0];
-                values[i + 1] = pair.values[1];
-            }
-            part.add(load_shared_8B(shared.terms(warp, row)), values);
-        }
+        for (int warp = 0; warp < shape::key_warps; ++warp)
+            part.add(load_shared_8B(shared.terms(warp, row)),
+                     load_shared_16B(shared.O(warp, row) + index * vector_bytes));
         return part;
+    }
+
+    // Calls `function(row, index)` for this thread's parts of the rows that exist.
+    template <class Function> DEVICE void for_each_part(const Function &function) const {
+        for (int i = threadIdx.x; i < item.tile_rows() * RowPart::of_row; i += shape::threads)
+            function(i / RowPart::of_row, i % RowPart::of_row);
     }
 };
 
@@ -249,45 +287,77 @@ struct Segment {
 struct Partials {
     const DecodeArguments &args;
 
-    DEVICE float *O(int slot, int row, int vector) const {
-        return args.partial_O + ((int64)slot * cfg::B_r + row) * cfg::d_head + vector * vector_elements;
+    DEVICE float *O(uint32 slot, int row, int index) const {
+        return args.partial_O + ((int64)slot * cfg::B_r + row) * cfg::d_head + index * RowPart::columns;
     }
-    DEVICE Pair *terms(int slot, int row) const { return (Pair *)args.partial_terms + (int64)slot * cfg::B_r + row; }
+    DEVICE Pair *terms(uint32 slot, int row) const { return (Pair *)args.partial_terms + (int64)slot * cfg::B_r + row; }
 
-    DEVICE void store(int slot, int row, int vector, const RowPart &part) const {
-        Vector16B halves_[2];
+    DEVICE void store(uint32 slot, int row, int index, const RowPart &part) const {
+        Vector16B values;
 #pragma unroll
-        for (int i = 0; i < vector_elements; ++i)
-            halves_[i / 4].words[i % 4] = __float_as_int(part.O[i]);
-        store_global_16B(O(slot, row, vector), halves_[0]);
-        store_global_16B(O(slot, row, vector) + 4, halves_[1]);
-        if (vector == 0)
+        for (int i = 0; i < RowPart::columns; ++i)
+            values.words[i] = __float_as_int(part.O[i]);
+        store_global_16B(O(slot, row, index), values);
+        if (index == 0)
             *terms(slot, row) = {part.maximum, part.sum};
-    }
-    DEVICE void add(RowPart &part, int slot, int row, int vector) const {
-        const Vector16B low = load_global_16B(O(slot, row, vector)), high = load_global_16B(O(slot, row, vector) + 4);
-        float values[vector_elements];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            values[i] = __int_as_float(low.words[i]);
-            values[4 + i] = __int_as_float(high.words[i]);
-        }
-        part.add(*terms(slot, row), values);
     }
 };
 
-// The result of a row, rounded.
-DEVICE void store_result(const DecodeArguments &args, const Item &item, int row, int vector, const RowPart &part) {
-    if (row >= item.rows)
-        return;
-    const float factor = part.sum == 0 ? 0 : 1 / part.sum; // a row that attends to no key is zero
-    Vector16B v;
+// The segments of an item, in the order of its keys: each has a slot for its parts.
+struct Segments {
+    uint32 first_slot, other_slots, step; // of the first; of segment i > 0: other_slots + i * step
+    int count;
+
+    // Of an item whose splits have the places [first, last) of the line.
+    DEVICE Segments(const DecodeArguments &args, const Line &line, uint32 first, uint32 last) {
+        if (args.split_units) { // each split is one
+            first_slot = other_slots = first;
+            step = 1;
+            count = last - first;
+        } else { // a thread block has parts of two items at most: of its first, and of its last
+            const uint32 block = line.block_of(first);
+            first_slot = 2 * block + (line.begin(block) < first);
+            other_slots = 2 * block;
+            step = 2;
+            count = line.block_of(last - 1) - block + 1;
+        }
+    }
+    DEVICE uint32 slot(int index) const { return index == 0 ? first_slot : other_slots + index * step; }
+};
+
+// Parts of a row, one of each segment, added in the order of the keys.
+DEVICE RowPart sum_of(const Segments &segments, const Partials &partials, int row, int index) {
+    constexpr int batch = 8; // loads on their way at a time
+    RowPart part;
+    for (int first = 0; first < segments.count; first += batch) {
+        Pair terms[batch];
+        Vector16B values[batch];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        v.words[i] = pack_16bit<cfg::dtype>(part.O[2 * i] * factor, part.O[2 * i + 1] * factor);
-    if (vector < tensor_columns / vector_elements)
-        store_global_16B(item.row_of(args, args.forward.O, row) + vector * vector_bytes, v);
-    if (variant::returns_lse && vector == 0) {
+        for (int i = 0; i < batch; ++i) { // behind the last there is none: the last again, and weightless
+            const uint32 slot = segments.slot(min(first + i, segments.count - 1));
+            terms[i] = *partials.terms(slot, row);
+            values[i] = load_global_16B(partials.O(slot, row, index));
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i)
+            if (first + i < segments.count)
+                part.add(terms[i], values[i]);
+    }
+    return part;
+}
+
+// A part of a result, rounded.
+DEVICE void store_result(const DecodeArguments &args, const Item &item, int row, int index, const RowPart &part) {
+    const float factor = part.sum == 0 ? 0 : 1 / part.sum; // a row that attends to no key is zero
+    struct alignas(8) Rounded {
+        uint32 words[RowPart::columns / 2];
+    } rounded;
+#pragma unroll
+    for (int i = 0; i < RowPart::columns / 2; ++i)
+        rounded.words[i] = pack_16bit<cfg::dtype>(part.O[2 * i] * factor, part.O[2 * i + 1] * factor);
+    if (index < tensor_columns / RowPart::columns)
+        *((Rounded *)item.row_of(args, args.forward.O, row) + index) = rounded;
+    if (variant::returns_lse && index == 0) {
         const int64 place = (variant::variable_lengths ? 0 : item.batch(args)) * args.forward.lse_batch_stride +
                             item.q_head(args, row) * args.forward.lse_head_stride + item.sequence.q_start +
                             item.query(args, row);
@@ -296,92 +366,63 @@ DEVICE void store_result(const DecodeArguments &args, const Item &item, int row,
     }
 }
 
-// Calls `function(row, vector)` for this thread's part of a tile.
-template <class Function> DEVICE void for_each_vector(const Function &function) {
-    for (int i = threadIdx.x; i < cfg::B_r * row_vectors; i += shape::threads)
-        function(i / row_vectors, i % row_vectors);
-}
-
-// The segments of an item, which begins with `first_split` of the line and has so many splits: where their parts lie, in
-// the order of their keys.
-struct Segments {
-    const DecodeArguments &args;
-    Line line;
-    int64 first_split;
-    int splits;
-
-    DEVICE int count() const {
-        if (args.split_units || line.total < gridDim.x)
-            return splits;
-        return line.block_of(first_split + splits - 1) - line.block_of(first_split) + 1;
-    }
-    // Of the one that holds a split. A thread block has parts of two items at most: of its first and its last.
-    DEVICE int slot_of(int64 split) const {
-        if (args.split_units)
-            return split;
-        const int block = line.block_of(split);
-        return 2 * block + (line.begin(block) < first_split);
-    }
-    // The first split behind the segment that holds one.
-    DEVICE int64 end_of(int64 split) const {
-        const int64 item_end = first_split + splits;
-        return args.split_units ? split + 1 : min(item_end, line.begin(line.block_of(split) + 1));
-    }
-};
-
 template <AmpereDecodeKernelConfig>
-__global__ void __launch_bounds__(shape::threads)
+__global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     ampere_decode_kernel(const __grid_constant__ DecodeArguments args) {
     extern __shared__ __align__(bank_line_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ bool is_last;
-    const Start start = find_start<shape::threads>(args);
-    const Line &line = start.line;
     const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
+    const Start start = find_start<shape::threads>(args, heads);
+    const Line &line = start.line;
+    const uint32 end = line.begin(blockIdx.x + 1);
     const int split_units = max(1, args.split_units);
     const Partials partials{args};
     int pair = start.pair;
-    int64 first_of_pair = start.first_split;
+    uint32 first_of_pair = start.first_place;
 
 #pragma unroll 1
-    for (int64 split = line.begin(blockIdx.x); split < line.begin(blockIdx.x + 1);) {
-        int per_head = Item(args, pair, 0).splits(args);
-        while (split >= first_of_pair + (int64)per_head * heads) { // pairs without rows have no splits
-            first_of_pair += (int64)per_head * heads;
-            per_head = Item(args, ++pair, 0).splits(args);
+    for (uint32 place = line.begin(blockIdx.x); place < end;) {
+        Item item(args, pair);
+        uint32 places = item.places(args);
+        if (place >= first_of_pair + places * heads) { // pairs without rows have no places
+            first_of_pair += places * heads;
+            ++pair;
+            continue;
         }
-        const int head = (split - first_of_pair) / per_head;
-        const Item item(args, pair, head);
-        const Segments segments{args, line, first_of_pair + (int64)head * per_head, per_head};
-        const int64 end = segments.end_of(split);
-        const int first = split - segments.first_split, behind = end - segments.first_split;
+        item.head = (place - first_of_pair) / places;
+        const uint32 item_begin = first_of_pair + item.head * places, item_end = item_begin + places;
+        const uint32 first_split = item_begin + Item::lead(args);
+        const uint32 begin = max(place, first_split);
+        place = args.split_units ? begin + 1 : min(item_end, end);
+        if (begin >= end) // only what stands before the splits is in the share
+            break;
         __syncthreads(); // the segment before is not read any more
-        const Segment segment{args, item, shared, first * split_units, min(behind * split_units, item.units)};
+        const Segment segment{args, item, shared, (int)(begin - first_split) * split_units,
+                              min((int)(place - first_split) * split_units, item.units)};
         segment.compute();
 
-        if (end - split == per_head) { // the whole item
-            for_each_vector([&](int row, int vector) {
-                store_result(args, item, row, vector, segment.combined(row, vector));
+        if (begin == first_split && place == item_end) { // the whole item
+            segment.for_each_part([&](int row, int index) {
+                store_result(args, item, row, index, segment.combined(row, index));
             });
         } else {
-            const int slot = segments.slot_of(split);
-            for_each_vector([&](int row, int vector) { partials.store(slot, row, vector, segment.combined(row, vector)); });
+            const Segments segments(args, line, first_split, item_end);
+            const uint32 slot = args.split_units ? begin : 2 * blockIdx.x + (line.begin(blockIdx.x) < begin);
+            segment.for_each_part(
+                [&](int row, int index) { partials.store(slot, row, index, segment.combined(row, index)); });
             __syncthreads(); // all threads have stored
             if (threadIdx.x == 0) {
-                int *arrivals = args.arrivals + (int64)pair * heads + head;
-                is_last = add_one_acq_rel(arrivals) == segments.count() - 1;
+                int *arrivals = args.arrivals + pair * heads + item.head;
+                is_last = add_one_acq_rel(arrivals) == segments.count - 1;
                 if (is_last)
                     *arrivals = 0; // for the next launch
             }
             __syncthreads(); // one thread knows whether it is the last
             if (is_last)
-                for_each_vector([&](int row, int vector) {
-                    RowPart part;
-                    for (int64 s = segments.first_split; s < segments.first_split + per_head; s = segments.end_of(s))
-                        partials.add(part, segments.slot_of(s), row, vector);
-                    store_result(args, item, row, vector, part);
+                segment.for_each_part([&](int row, int index) {
+                    store_result(args, item, row, index, sum_of(segments, partials, row, index));
                 });
         }
-        split = end;
     }
 }

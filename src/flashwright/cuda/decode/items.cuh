@@ -2,8 +2,9 @@
 //
 // An item is a tile of packed rows of one sequence and one head of K and V: the rows of all heads of Q that share the
 // head, one query after the other. Its keys are visited in units; a split is one unit, or a fixed number of them. All
-// splits of all items stand in one line, of which every thread block has an equal share. A thread block's part of an item
-// is a segment. An item with several segments is combined by whoever arrives last.
+// items stand in one line, of which every thread block has an equal share. An item has a place for each of its splits,
+// behind some places for what it costs to begin and to end it. A thread block's part of an item's splits is a segment. An
+// item with several segments is combined by whoever arrives last.
 //
 // Lengths are read here, on the device: a captured launch stays right, and balanced, as caches grow.
 #pragma once
@@ -11,15 +12,19 @@
 #include "attention/ranges.cuh"
 #include "ptx/shuffle.cuh"
 
+// What an item costs beside its units, in units.
+constexpr int item_overhead = 2;
+
 struct Item {
-    int pair, head; // of (sequence, row tile) pairs; of K and V
+    int pair, head = 0; // of (sequence, row tile) pairs; of K and V
     CachedSequence sequence;
     int first_row, rows; // packed rows of the tile, and how many there are from the first to the sequence's last
     Window window;       // of keys counted from `kv_begin`
     int first_unit, units;
 
-    DEVICE Item(const DecodeArguments &args, int pair, int head)
-        : pair(pair), head(head), sequence(args, batch(args)), first_row(pair % args.row_tiles * cfg::B_r),
+    DEVICE Item(const DecodeArguments &args, int pair)
+        : pair(pair), sequence(args, batch(args)),
+          first_row(args.row_tiles == 1 ? 0 : pair % args.row_tiles * cfg::B_r),
           rows(sequence.q_length * group(args) - first_row),
           window(args.forward.window_left, args.forward.window_right, args.forward.align_bottom_right, sequence.q_length,
                  sequence.kv_end - sequence.kv_begin) {
@@ -31,14 +36,20 @@ struct Item {
         units = rows <= 0 ? 0 : max(1, last_key / shape::unit_keys + 1 - first_unit);
     }
 
-    DEVICE int batch(const DecodeArguments &args) const { return pair / args.row_tiles; }
+    DEVICE int batch(const DecodeArguments &args) const { return args.row_tiles == 1 ? pair : pair / args.row_tiles; }
     static DEVICE int group(const DecodeArguments &args) {
         return variant::grouped_heads ? args.forward.q_heads_per_kv_head : 1;
     }
-    DEVICE int splits(const DecodeArguments &args) const {
-        return args.split_units ? ceil_div(units, args.split_units) : units;
+    // Places in the line before the splits, and with them. An item without rows has none.
+    static DEVICE int lead(const DecodeArguments &args) { return args.split_units ? 0 : item_overhead; }
+    DEVICE int places(const DecodeArguments &args) const {
+        if (rows <= 0)
+            return 0;
+        return lead(args) + (args.split_units ? ceil_div(units, args.split_units) : units);
     }
 
+    // Rows of the tile that exist.
+    DEVICE int tile_rows() const { return min(cfg::B_r, rows); }
     // The row of a tensor of Q's shape that belongs to a packed row of the tile.
     DEVICE int query(const DecodeArguments &args, int row) const { return (first_row + row) / group(args); }
     DEVICE int q_head(const DecodeArguments &args, int row) const {
@@ -50,67 +61,78 @@ struct Item {
     }
 };
 
-// The line of all splits, and a thread block's share of it.
+// The line of all items, and the thread blocks' shares of it: the first `longer` have a place more than the others.
 struct Line {
-    int64 total;
+    uint32 share, longer;
 
-    DEVICE int64 begin(int block) const { return total * block / gridDim.x; }
-    // The thread block that has a split; of several that begin with it, the last, which is not empty.
-    DEVICE int block_of(int64 split) const { return ((split + 1) * gridDim.x - 1) / total; }
+    DEVICE explicit Line(uint32 places) : share(places / gridDim.x), longer(places % gridDim.x) {}
+
+    DEVICE uint32 begin(uint32 block) const { return block * share + min(block, longer); }
+    // The thread block that has a place.
+    DEVICE uint32 block_of(uint32 place) const {
+        const uint32 of_longer = longer * (share + 1);
+        return place < of_longer ? place / (share + 1) : longer + (place - of_longer) / share;
+    }
 };
 
 // Where a thread block begins.
 struct Start {
     Line line;
-    int pair;          // which has its first split
-    int64 first_split; // of that pair, in the line
+    int pair;           // which has its first place
+    uint32 first_place; // of that pair, in the line
 };
 
 // All threads find it together, each with some of the pairs.
-template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
+template <int threads> DEVICE Start find_start(const DecodeArguments &args, int heads) {
+    const int pairs = args.forward.batches * args.row_tiles;
+    if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
+        const uint32 places = Item(args, 0).places(args) * heads;
+        const Line line(places * pairs);
+        const int pair = line.begin(blockIdx.x) / places;
+        return {line, pair, pair * places};
+    }
     constexpr int warps = threads / warp_threads;
-    __shared__ int64 of_warps[warps], first_split;
+    __shared__ uint32 of_warps[warps], first_place;
     __shared__ int first_pair;
-    const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    const int pairs = args.forward.batches * args.row_tiles, per_thread = ceil_div(pairs, threads);
+    const int per_thread = ceil_div(pairs, threads);
     const int first = min((int)threadIdx.x * per_thread, pairs), last = min(first + per_thread, pairs);
-    int64 own = 0;
+    uint32 own = 0;
     for (int pair = first; pair < last; ++pair)
-        own += (int64)Item(args, pair, 0).splits(args) * heads;
+        own += Item(args, pair).places(args) * heads;
 
     // The sum of all threads up to this one: within the warp, then over the warps before.
-    int64 up_to = own;
+    uint32 up_to = own;
 #pragma unroll
     for (int distance = 1; distance < warp_threads; distance *= 2) {
-        const int64 below = __shfl_up_sync(all_lanes, up_to, distance);
+        const uint32 below = __shfl_up_sync(all_lanes, up_to, distance);
         if (lane_index() >= distance)
             up_to += below;
     }
     if (lane_index() == warp_threads - 1)
         of_warps[threadIdx.x / warp_threads] = up_to;
     __syncthreads(); // the warps' sums are there
-    int64 total = 0;
+    uint32 total = 0;
 #pragma unroll
     for (int warp = 0; warp < warps; ++warp) {
         if (warp < (int)threadIdx.x / warp_threads)
             up_to += of_warps[warp];
         total += of_warps[warp];
     }
-    const Line line{total};
-    const int64 wanted = line.begin(blockIdx.x);
+    const Line line(total);
+    const uint32 wanted = line.begin(blockIdx.x);
     if (wanted == line.begin(blockIdx.x + 1)) // the same for all threads
         return {line, 0, wanted};
-    int64 split = up_to - own;
-    if (split <= wanted && wanted < up_to)
+    uint32 place = up_to - own;
+    if (place <= wanted && wanted < up_to)
         for (int pair = first; pair < last; ++pair) {
-            const int64 splits = (int64)Item(args, pair, 0).splits(args) * heads;
-            if (wanted < split + splits) {
+            const uint32 places = Item(args, pair).places(args) * heads;
+            if (wanted < place + places) {
                 first_pair = pair;
-                first_split = split;
+                first_place = place;
                 break;
             }
-            split += splits;
+            place += places;
         }
     __syncthreads(); // the one thread that found it has written it
-    return {line, first_pair, first_split};
+    return {line, first_pair, first_place};
 }

@@ -42,6 +42,9 @@ class DecodeArguments(ctypes.Structure):
 class Splitting(Blocking, Protocol):
     """What a launch depends on of a config: B_r packed rows a tile, B_c keys a unit."""
 
+    @property
+    def blocks_per_sm(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class CacheView:
@@ -107,7 +110,7 @@ def decode_scratch(
     split_units: int = 0,
 ) -> DecodeScratch:
     _, items = _items(config, q, k, cache)
-    slots = 2 * multiprocessors
+    slots = 2 * multiprocessors * config.blocks_per_sm
     if split_units:
         units = -(-_capacity(k, cache) // config.B_c) + 1  # a window may begin within a unit
         slots = items * -(-units // split_units)
@@ -153,7 +156,7 @@ def decode_launch(
     scratch = decode_scratch(config, q, k, cache, multiprocessors=multiprocessors, split_units=split_units)
     return DecodeLaunch(
         variant=variant,
-        grid=(multiprocessors, 1, 1),
+        grid=(multiprocessors * config.blocks_per_sm, 1, 1),
         arguments=DecodeArguments(
             forward,
             kv_lengths=cache.kv_lengths,

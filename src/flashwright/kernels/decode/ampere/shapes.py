@@ -80,11 +80,15 @@ class AmpereDecodeShapes:
         return self.config.B_r * self.config.d_head * ELEMENT_BYTES
 
     @property
+    def result_row_bytes(self) -> int:
+        """Of a row of O in fp32 at the end of a segment, padded: the rows of a fragment lie in different banks."""
+        return 4 * self.config.d_head + 32
+
+    @property
     def terms_offset(self) -> int:
-        """Behind the stages, in whose place the warps' rows of O lie at the end of a segment."""
-        stages = self.config.stages * self.key_warps * self.chunk_bytes
-        results = self.key_warps * self.config.B_r * self.config.d_head * 4
-        return self.stages_offset + max(stages, results)
+        """Behind Q and the stages, in whose place the warps' rows of O lie at the end of a segment."""
+        stages = self.stages_offset + self.config.stages * self.key_warps * self.chunk_bytes
+        return max(stages, self.key_warps * self.config.B_r * self.result_row_bytes)
 
     @property
     def shared_bytes(self) -> int:
