@@ -47,7 +47,7 @@ def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
 
 
-KERNEL, ITEMS, COUNTERS = "decode/ampere.cuh", "decode/items.cuh", "ptx/atomics.cuh"
+KERNEL, ITEMS, PARTS, COUNTERS = "decode/ampere.cuh", "decode/items.cuh", "decode/parts.cuh", "ptx/atomics.cuh"
 RACE, COPY, BETWEEN_BLOCKS = {"race"}, {"async-copy"}, {"global-race"}
 UNWRITTEN = {"uninitialised-shared"}
 
@@ -71,7 +71,7 @@ MUTATIONS = {
         KERNEL, {"__syncthreads(); // all warps' results are there": ""}, run_own_keys, RACE | UNWRITTEN
     ),
     "the next segment begins while the last is read": SourceMutation(
-        KERNEL, {"__syncthreads(); // the segment before is not read any more": ""}, run_items, COPY | RACE
+        KERNEL, {"__syncthreads(); // the segment is not read any more": ""}, run_items, COPY | RACE
     ),
     "sums of warps are read before they are there": SourceMutation(
         ITEMS, {"__syncthreads(); // the warps' sums are there": ""}, run_segments, RACE | UNWRITTEN
@@ -80,10 +80,10 @@ MUTATIONS = {
         ITEMS, {"__syncthreads(); // the one thread that found it has written it": ""}, run_segments, RACE | UNWRITTEN
     ),
     "whoever is last does not know it yet": SourceMutation(
-        KERNEL, {"__syncthreads(); // one thread knows whether it is the last": ""}, run_segments, RACE | UNWRITTEN
+        PARTS, {"barrier(); // one thread knows whether it is the last": ""}, run_segments, RACE | UNWRITTEN
     ),
     "a segment is counted before all threads have stored it": SourceMutation(
-        KERNEL, {"__syncthreads(); // all threads have stored": ""}, run_segments, BETWEEN_BLOCKS
+        PARTS, {"barrier(); // all threads have stored": ""}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are counted without release and acquire": SourceMutation(
         COUNTERS, {"atom.acq_rel.gpu": "atom.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
@@ -98,7 +98,7 @@ MUTATIONS = {
         COUNTERS, {"atom.acq_rel.gpu": "atom.acq_rel.cta"}, run_segments, BETWEEN_BLOCKS
     ),
     "counters are left as they are": SourceMutation(
-        KERNEL, {"*arrivals = 0; // for the next launch": ";"}, run_segments
+        PARTS, {"*arrivals = 0; // for the next launch": ";"}, run_segments
     ),
 }
 

@@ -6,13 +6,11 @@
 // segments in global memory, in fp32, by the last thread block to arrive.
 #pragma once
 #include "attention/softmax.cuh"
-#include "decode/items.cuh"
-#include "ptx/atomics.cuh"
+#include "decode/parts.cuh"
 #include "ptx/special_registers.cuh"
 #include "tile/copy.cuh"
 #include "tile/products.cuh"
 
-constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 constexpr int row_vectors = cfg::d_head / vector_elements;
 
 // Q stays in registers where a warp has few rows.
@@ -44,26 +42,6 @@ struct SharedMemory {
     }
     DEVICE uint32 terms(int key_warp, int row) const {
         return base + shape::terms_offset + (key_warp * cfg::B_r + row) * sizeof(Pair);
-    }
-};
-
-// Four columns of a row of O before it is divided by its sum, and the row's maximum, in powers of two, and sum.
-struct RowPart {
-    static constexpr int columns = 4, of_row = cfg::d_head / columns;
-
-    float maximum = negative_infinity, sum = 0;
-    float O[columns] = {};
-
-    // Adds another part of the same row. Both become relative to the larger maximum.
-    DEVICE void add(Pair terms, const Vector16B &values) {
-        const float grown = fmaxf(maximum, terms.values[0]);
-        const float reference = grown == negative_infinity ? 0 : grown;
-        const float own = exp2_approx(maximum - reference), other = exp2_approx(terms.values[0] - reference);
-        sum = sum * own + terms.values[1] * other;
-#pragma unroll
-        for (int i = 0; i < columns; ++i)
-            O[i] = O[i] * own + __int_as_float(values.words[i]) * other;
-        maximum = grown;
     }
 };
 
@@ -275,95 +253,12 @@ struct Segment {
                      load_shared_16B(shared.O(warp, row) + index * vector_bytes));
         return part;
     }
-
-    // Calls `function(row, index)` for this thread's parts of the rows that exist.
-    template <class Function> DEVICE void for_each_part(const Function &function) const {
-        for (int i = threadIdx.x; i < item.tile_rows() * RowPart::of_row; i += shape::threads)
-            function(i / RowPart::of_row, i % RowPart::of_row);
-    }
 };
 
-// Where the parts of a segment that is not its whole item go.
-struct Partials {
-    const DecodeArguments &args;
-
-    DEVICE float *O(uint32 slot, int row, int index) const {
-        return args.partial_O + ((int64)slot * cfg::B_r + row) * cfg::d_head + index * RowPart::columns;
-    }
-    DEVICE Pair *terms(uint32 slot, int row) const { return (Pair *)args.partial_terms + (int64)slot * cfg::B_r + row; }
-
-    DEVICE void store(uint32 slot, int row, int index, const RowPart &part) const {
-        Vector16B values;
-#pragma unroll
-        for (int i = 0; i < RowPart::columns; ++i)
-            values.words[i] = __float_as_int(part.O[i]);
-        store_global_16B(O(slot, row, index), values);
-        if (index == 0)
-            *terms(slot, row) = {part.maximum, part.sum};
-    }
-};
-
-// The segments of an item, in the order of its keys: each has a slot for its parts.
-struct Segments {
-    uint32 first_slot, other_slots, step; // of the first; of segment i > 0: other_slots + i * step
-    int count;
-
-    // Of an item whose splits have the places [first, last) of the line.
-    DEVICE Segments(const DecodeArguments &args, const Line &line, uint32 first, uint32 last) {
-        if (args.split_units) { // each split is one
-            first_slot = other_slots = first;
-            step = 1;
-            count = last - first;
-        } else { // a thread block has parts of two items at most: of its first, and of its last
-            const uint32 block = line.block_of(first);
-            first_slot = 2 * block + (line.begin(block) < first);
-            other_slots = 2 * block;
-            step = 2;
-            count = line.block_of(last - 1) - block + 1;
-        }
-    }
-    DEVICE uint32 slot(int index) const { return index == 0 ? first_slot : other_slots + index * step; }
-};
-
-// Parts of a row, one of each segment, added in the order of the keys.
-DEVICE RowPart sum_of(const Segments &segments, const Partials &partials, int row, int index) {
-    constexpr int batch = 8; // loads on their way at a time
-    RowPart part;
-    for (int first = 0; first < segments.count; first += batch) {
-        Pair terms[batch];
-        Vector16B values[batch];
-#pragma unroll
-        for (int i = 0; i < batch; ++i) { // behind the last there is none: the last again, and weightless
-            const uint32 slot = segments.slot(min(first + i, segments.count - 1));
-            terms[i] = *partials.terms(slot, row);
-            values[i] = load_global_16B(partials.O(slot, row, index));
-        }
-#pragma unroll
-        for (int i = 0; i < batch; ++i)
-            if (first + i < segments.count)
-                part.add(terms[i], values[i]);
-    }
-    return part;
-}
-
-// A part of a result, rounded.
-DEVICE void store_result(const DecodeArguments &args, const Item &item, int row, int index, const RowPart &part) {
-    const float factor = part.sum == 0 ? 0 : 1 / part.sum; // a row that attends to no key is zero
-    struct alignas(8) Rounded {
-        uint32 words[RowPart::columns / 2];
-    } rounded;
-#pragma unroll
-    for (int i = 0; i < RowPart::columns / 2; ++i)
-        rounded.words[i] = pack_16bit<cfg::dtype>(part.O[2 * i] * factor, part.O[2 * i + 1] * factor);
-    if (index < tensor_columns / RowPart::columns)
-        *((Rounded *)item.row_of(args, args.forward.O, row) + index) = rounded;
-    if (variant::returns_lse && index == 0) {
-        const int64 place = (variant::variable_lengths ? 0 : item.batch(args)) * args.forward.lse_batch_stride +
-                            item.q_head(args, row) * args.forward.lse_head_stride + item.sequence.q_start +
-                            item.query(args, row);
-        args.forward.lse[place] =
-            part.sum == 0 ? negative_infinity : (part.maximum + log2_approx(part.sum)) * ln_2;
-    }
+// Calls `function(row, index)` for this thread's parts of the rows that exist.
+template <class Function> DEVICE void for_each_part(const Item &item, const Function &function) {
+    for (int i = threadIdx.x; i < item.tile_rows() * RowPart::of_row; i += shape::threads)
+        function(i / RowPart::of_row, i % RowPart::of_row);
 }
 
 template <AmpereDecodeKernelConfig>
@@ -373,56 +268,28 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ bool is_last;
     const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    const Start start = find_start<shape::threads>(args, heads);
-    const Line &line = start.line;
-    const uint32 end = line.begin(blockIdx.x + 1);
-    const int split_units = max(1, args.split_units);
+    Share share(args, heads, find_start<shape::threads>(args, heads));
     const Partials partials{args};
-    int pair = start.pair;
-    uint32 first_of_pair = start.first_place;
 
+    const Item &item = share.item;
 #pragma unroll 1
-    for (uint32 place = line.begin(blockIdx.x); place < end;) {
-        Item item(args, pair);
-        uint32 places = item.places(args);
-        if (place >= first_of_pair + places * heads) { // pairs without rows have no places
-            first_of_pair += places * heads;
-            ++pair;
-            continue;
-        }
-        item.head = (place - first_of_pair) / places;
-        const uint32 item_begin = first_of_pair + item.head * places, item_end = item_begin + places;
-        const uint32 first_split = item_begin + Item::lead(args);
-        const uint32 begin = max(place, first_split);
-        place = args.split_units ? begin + 1 : min(item_end, end);
-        if (begin >= end) // only what stands before the splits is in the share
-            break;
-        __syncthreads(); // the segment before is not read any more
-        const Segment segment{args, item, shared, (int)(begin - first_split) * split_units,
-                              min((int)(place - first_split) * split_units, item.units)};
+    while (share.next()) {
+        const Segment segment{args, item, shared, share.first, share.last};
         segment.compute();
-
-        if (begin == first_split && place == item_end) { // the whole item
-            segment.for_each_part([&](int row, int index) {
+        if (share.is_whole_item()) {
+            for_each_part(item, [&](int row, int index) {
                 store_result(args, item, row, index, segment.combined(row, index));
             });
         } else {
-            const Segments segments(args, line, first_split, item_end);
-            const uint32 slot = args.split_units ? begin : 2 * blockIdx.x + (line.begin(blockIdx.x) < begin);
-            segment.for_each_part(
-                [&](int row, int index) { partials.store(slot, row, index, segment.combined(row, index)); });
-            __syncthreads(); // all threads have stored
-            if (threadIdx.x == 0) {
-                int *arrivals = args.arrivals + pair * heads + item.head;
-                is_last = add_one_acq_rel(arrivals) == segments.count - 1;
-                if (is_last)
-                    *arrivals = 0; // for the next launch
-            }
-            __syncthreads(); // one thread knows whether it is the last
-            if (is_last)
-                segment.for_each_part([&](int row, int index) {
+            for_each_part(item, [&](int row, int index) {
+                partials.store(share.slot(), row, index, segment.combined(row, index));
+            });
+            const Segments segments = share.segments();
+            if (arrives_last(args, item, heads, segments.count, is_last, [] { __syncthreads(); }))
+                for_each_part(item, [&](int row, int index) {
                     store_result(args, item, row, index, sum_of(segments, partials, row, index));
                 });
         }
+        __syncthreads(); // the segment is not read any more
     }
 }

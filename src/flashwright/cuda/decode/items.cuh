@@ -88,7 +88,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
     if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
         const uint32 places = Item(args, 0).places(args) * heads;
         const Line line(places * pairs);
-        const int pair = line.begin(blockIdx.x) / places;
+        const int pair = min((int)(line.begin(blockIdx.x) / places), pairs - 1);
         return {line, pair, pair * places};
     }
     constexpr int warps = threads / warp_threads;
@@ -136,3 +136,74 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
     __syncthreads(); // the one thread that found it has written it
     return {line, first_pair, first_place};
 }
+
+// The segments of an item, in the order of its keys: each has a slot for its parts.
+struct Segments {
+    uint32 first_slot, other_slots, step; // of the first; of segment i > 0: other_slots + i * step
+    int count;
+
+    // Of an item whose splits have the places [first, last) of the line.
+    DEVICE Segments(const DecodeArguments &args, const Line &line, uint32 first, uint32 last) {
+        if (args.split_units) { // each split is one
+            first_slot = other_slots = first;
+            step = 1;
+            count = last - first;
+        } else { // a thread block has parts of two items at most: of its first, and of its last
+            const uint32 block = line.block_of(first);
+            first_slot = 2 * block + (line.begin(block) < first);
+            other_slots = 2 * block;
+            step = 2;
+            count = line.block_of(last - 1) - block + 1;
+        }
+    }
+    DEVICE uint32 slot(int index) const { return index == 0 ? first_slot : other_slots + index * step; }
+};
+
+// A thread block's share of the line, segment after segment.
+struct Share {
+    const DecodeArguments &args;
+    const int heads;
+    const Line line;
+    const uint32 end;
+    uint32 first_of_pair; // the first place of the item's pair
+    uint32 place;         // the next to look at
+
+    // The segment: the units [first, last) of an item, of whose splits the places are [first_split, item_end).
+    Item item;
+    uint32 begin, first_split, item_end;
+    int first, last;
+
+    DEVICE Share(const DecodeArguments &args, int heads, const Start &start)
+        : args(args), heads(heads), line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
+          place(line.begin(blockIdx.x)), item(args, start.pair) {}
+
+    // Moves on to the next segment; returns whether there is one.
+    DEVICE bool next() {
+        while (place < end) {
+            const uint32 places = item.places(args);
+            if (place >= first_of_pair + places * heads) { // pairs without rows have no places
+                first_of_pair += places * heads;
+                item = Item(args, item.pair + 1);
+                continue;
+            }
+            item.head = (place - first_of_pair) / places;
+            item_end = first_of_pair + (item.head + 1) * places;
+            first_split = item_end - places + Item::lead(args);
+            begin = max(place, first_split);
+            place = args.split_units ? begin + 1 : min(item_end, end);
+            const int split_units = max(1, args.split_units);
+            first = (begin - first_split) * split_units;
+            last = min((int)(place - first_split) * split_units, item.units);
+            if (begin < end) // or else only what stands before the splits is in the share
+                return true;
+        }
+        return false;
+    }
+
+    DEVICE bool is_whole_item() const { return begin == first_split && place == item_end; }
+    DEVICE Segments segments() const { return Segments(args, line, first_split, item_end); }
+    // Where the parts of this segment lie.
+    DEVICE uint32 slot() const {
+        return args.split_units ? begin : 2 * blockIdx.x + (line.begin(blockIdx.x) < begin);
+    }
+};
