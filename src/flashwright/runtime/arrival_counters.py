@@ -20,11 +20,11 @@ class ArrivalCounters:
     RESERVE = 1 << 16
     """Counters that are set aside for launches to be captured: they cannot be cleared while a capture is under way."""
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, device: torch.device) -> None:
         import torch
 
         self._torch = torch
-        self._device_index = device_index
+        self._device = device
         self._of_streams: dict[int, torch.Tensor] = {}
         self._reserve: torch.Tensor | None = None
         self._captured: list[torch.Tensor] = []
@@ -52,14 +52,14 @@ class ArrivalCounters:
 
     def _set_aside(self, count: int) -> None:
         reserve = self._zeros(max(self.RESERVE, 4 * count))
-        self._torch.cuda.current_stream(self._device_index).synchronize()  # a replay may be on any stream
+        reserve[-1].item()  # waits until they are zero: a replay may be on any stream
         with self._lock:
             self._reserve = reserve
 
     def _zeros(self, count: int) -> torch.Tensor:
-        return self._torch.zeros(count, dtype=self._torch.int32, device=f"cuda:{self._device_index}")
+        return self._torch.zeros(count, dtype=self._torch.int32, device=self._device)
 
 
 @cache
-def arrival_counters(device_index: int) -> ArrivalCounters:
-    return ArrivalCounters(device_index)
+def arrival_counters(device: torch.device) -> ArrivalCounters:
+    return ArrivalCounters(device)

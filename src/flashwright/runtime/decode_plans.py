@@ -96,7 +96,6 @@ class DecodeKind:
         self.split_units = split_units
         self.choose = choose
         self.arrangements: dict[tuple[Any, ...], DecodeArrangement] = {}
-        self.counters = arrival_counters(device_index)
 
     def run(
         self,
@@ -227,7 +226,7 @@ class DecodeArrangement:
         stream = torch._C._cuda_getCurrentRawStream(index)
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if kind.returns_lse else None
         partials = torch.empty(self.scratch.partial_bytes, dtype=torch.uint8, device=q.device)
-        arrivals = kind.counters.take(self.scratch.arrivals, stream)
+        arrivals = arrival_counters(q.device).take(self.scratch.arrivals, stream)
         rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if self.rotates_queries else None
         addresses += [0 if x is None else x.data_ptr() for x in (lse, partials, arrivals, rotated)]
         if index == torch._C._cuda_getDevice():
