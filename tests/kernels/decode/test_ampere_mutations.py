@@ -12,6 +12,8 @@ from mutations import WRONG, SourceMutation, expect_named_or_wrong
 OWN_KEYS = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+blocks_1+swizzled"
 SHARED_KEYS = "ampere decode (FP16, 64, 32, 16, 4): rows_2+stages_3+blocks_1+swizzled"
 
+ROOM_FOR_RESULTS = "ampere decode (FP16, 64, 32, 32, 4): rows_2+stages_2+blocks_1+swizzled"
+
 
 def checked(config: str, **problem: object) -> None:
     try:
@@ -39,7 +41,12 @@ def run_items() -> None:
     checked(OWN_KEYS, lengths=(60, 50, 200), heads=(2, 1), multiprocessors=1)
 
 
-RUNS = (run_own_keys, run_shared_keys, run_segments, run_items)
+def run_room_for_results() -> None:
+    """A stage has room for the rows of O."""
+    checked(ROOM_FOR_RESULTS, lengths=(200,), heads=(20, 1), multiprocessors=1)
+
+
+RUNS = (run_room_for_results, run_own_keys, run_shared_keys, run_segments, run_items)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -64,14 +71,14 @@ MUTATIONS = {
     "Q is read before all have copied it": SourceMutation(
         KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        __syncthreads();": ";"}, run_own_keys, COPY | RACE
     ),
-    "results are written over stages that are read": SourceMutation(
-        KERNEL, {"__syncthreads();          // nobody reads Q or stages any more": ""}, run_shared_keys, COPY | RACE
+    "results are written over a stage that other warps read": SourceMutation(
+        KERNEL, {"__syncthreads(); // nobody reads the last stage any more": ";"}, run_room_for_results, COPY | RACE
     ),
     "results are combined before all are there": SourceMutation(
         KERNEL, {"__syncthreads(); // all warps' results are there": ""}, run_own_keys, RACE | UNWRITTEN
     ),
     "the next segment begins while the last is read": SourceMutation(
-        KERNEL, {"__syncthreads(); // the segment is not read any more": ""}, run_items, COPY | RACE
+        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        __syncthreads();": ";"}, run_items, COPY | RACE
     ),
     "sums of warps are read before they are there": SourceMutation(
         ITEMS, {"__syncthreads(); // the warps' sums are there": ""}, run_segments, RACE | UNWRITTEN

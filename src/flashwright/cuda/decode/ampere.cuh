@@ -30,22 +30,29 @@ struct SoftmaxPolicy {
 struct SharedMemory {
     uint32 base;
 
-    DEVICE uint32 Q() const { return base; }
+    // The rows of Q of a segment, as many of them as there are stages.
+    DEVICE uint32 Q(int slot) const { return base + slot * shape::Q_bytes; }
     // The keys of one warp, and its values, in a stage.
     DEVICE uint32 K(int stage, int key_warp) const {
         return base + shape::stages_offset + (stage * shape::key_warps + key_warp) * shape::chunk_bytes;
     }
     DEVICE uint32 V(int stage, int key_warp) const { return K(stage, key_warp) + shape::chunk_bytes / 2; }
-    // Of a segment's end, when Q and the stages are not read any more: rows of O, and terms, of each warp along the keys.
-    DEVICE uint32 O(int key_warp, int row) const {
-        return base + (key_warp * cfg::B_r + row) * shape::result_row_bytes;
+    // Four columns of O of a warp along the keys, at the end of a segment: in the stage that it has read last, where there
+    // is room for all rows. Rows are swizzled: those of a fragment lie in different banks.
+    DEVICE uint32 O(int stage, int key_warp, int row, int column) const {
+        constexpr int row_bytes = cfg::d_head * sizeof(float), swizzle_rows = row_bytes % 256 == 0 ? 8 : 4;
+        const uint32 rows = shape::results_in_stages ? K(stage, key_warp)
+                                                     : base + shape::results_offset + key_warp * cfg::B_r * row_bytes;
+        return rows + row * row_bytes + (column * (int)sizeof(float) ^ row % swizzle_rows * 32);
     }
     DEVICE uint32 terms(int key_warp, int row) const {
         return base + shape::terms_offset + (key_warp * cfg::B_r + row) * sizeof(Pair);
     }
 };
 
-// The copies of one warp's keys and values, unit after unit. The warps that share keys share the copying.
+// The copies of one warp, in the order in which it computes: the keys and values of a unit, and the rows of Q before the
+// first unit of a segment. They run ahead of the computation, and into the next segments. Warps that share keys share the
+// copying.
 struct Copies {
     // Rows come in groups that lie in one page: pages have a multiple of so many keys.
     static constexpr int group_rows = 16, groups = cfg::keys_per_warp / group_rows;
@@ -53,29 +60,30 @@ struct Copies {
     static constexpr int passes = ceil_div(group_rows * row_vectors, vectors_per_pass);
 
     const DecodeArguments &args;
-    const Item &item;
     SharedMemory shared;
     int row_warp, key_warp;
-    int place[groups]; // of the next unit's groups, in the cache: looked up a unit ahead
+    Share share;
+    bool is_some; // whether there is a unit left
+    int unit, Q_slot = 0;
+    int place[groups]; // of the unit's groups, in the cache: looked up a unit ahead
 
-    DEVICE int first_key(int unit) const {
-        return (item.first_unit + unit) * shape::unit_keys + key_warp * cfg::keys_per_warp;
+    DEVICE Copies(const DecodeArguments &args, SharedMemory shared, int row_warp, int key_warp, const Share &share)
+        : args(args), shared(shared), row_warp(row_warp), key_warp(key_warp), share(share) {
+        begin_segment();
     }
 
-    // Keys without a page are zero: no other sequence's are read in their place.
-    DEVICE void look_up(int unit) {
-#pragma unroll
-        for (int group = 0; group < groups; ++group) {
-            const int key = first_key(unit) + group * group_rows;
-            place[group] = key < item.sequence.kv_end ? item.sequence.place_of(args, key) : -1;
-        }
-    }
-
-    DEVICE void start(int unit, int last, int stage) {
-        if (unit < last) {
+    // Starts the copies of a unit, if there is one left, as a group; also where there is none, so that waiting counts
+    // steps.
+    DEVICE void start(int stage) {
+        if (is_some) {
+            const Item &item = share.item;
+            if (unit == share.first) {
+                start_Q();
+                Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
+            }
 #pragma unroll
             for (int group = 0; group < groups; ++group) {
-                const int key = first_key(unit) + group * group_rows;
+                const int key = first_key(item, unit, key_warp) + group * group_rows;
                 const bool exists = place[group] >= 0;
                 const int exist = exists ? item.sequence.kv_end - key : 0;
                 const int known = exists ? key : 0, in = exists ? place[group] : 0; // an address to take in place of none
@@ -84,12 +92,43 @@ struct Copies {
                 copy_rows(shared.K(stage, key_warp), K, args.forward.K.row_stride, group, exist); // @operand K
                 copy_rows(shared.V(stage, key_warp), V, args.forward.V.row_stride, group, exist); // @operand V
             }
-            look_up(unit + 1);
+            if (++unit < share.last)
+                look_up();
+            else
+                begin_segment();
         }
-        cp_async_commit_group(); // also where there is none, so that waiting counts steps
+        cp_async_commit_group();
+    }
+
+    static DEVICE int first_key(const Item &item, int unit, int key_warp) {
+        return (item.first_unit + unit) * shape::unit_keys + key_warp * cfg::keys_per_warp;
     }
 
   private:
+    DEVICE void begin_segment() {
+        is_some = share.next();
+        unit = share.first;
+        if (is_some)
+            look_up();
+    }
+    // Keys without a page are zero: no other sequence's are read in their place.
+    DEVICE void look_up() {
+#pragma unroll
+        for (int group = 0; group < groups; ++group) {
+            const int key = first_key(share.item, unit, key_warp) + group * group_rows;
+            place[group] = key < share.item.sequence.kv_end ? share.item.sequence.place_of(args, key) : -1;
+        }
+    }
+    // The packed rows of Q. What does not exist becomes zero.
+    DEVICE void start_Q() const {
+        const Item &item = share.item;
+        for (int i = threadIdx.x; i < cfg::B_r * row_vectors; i += shape::threads) {
+            const int row = i / row_vectors, vector = i % row_vectors;
+            const bool exists = row < item.rows && vector < tensor_columns / vector_elements;
+            const char *source = item.row_of(args, args.forward.Q, exists ? row : 0) + (exists ? vector : 0) * vector_bytes;
+            cp_async_16B_or_zero(shared.Q(Q_slot) + vector_offset<cfg::B_r>(row, vector), source, exists); // @operand Q
+        }
+    }
     DEVICE void copy_rows(uint32 chunk, const char *source, int64 row_stride, int group, int exist) const {
         const bool complete = exist >= group_rows && tensor_columns == cfg::d_head;
 #pragma unroll
@@ -110,25 +149,23 @@ struct Copies {
     }
 };
 
-// One segment of an item: the units [first, last) of it.
-struct Segment {
+// The segments of a thread block, one after the other.
+struct Warp {
     const DecodeArguments &args;
-    const Item &item;
     SharedMemory shared;
-    int first, last;
+    Share share;
 
     // A warp's place.
-    const int warp = threadIdx.x / warp_threads;
-    const int row_warp = warp / shape::key_warps, key_warp = warp % shape::key_warps;
+    const int row_warp = threadIdx.x / warp_threads / shape::key_warps;
+    const int key_warp = threadIdx.x / warp_threads % shape::key_warps;
 
-    // The packed rows of Q. What does not exist becomes zero.
-    DEVICE void start_Q_copy() const {
-        for (int i = threadIdx.x; i < cfg::B_r * row_vectors; i += shape::threads) {
-            const int row = i / row_vectors, vector = i % row_vectors;
-            const bool exists = row < item.rows && vector < tensor_columns / vector_elements;
-            const char *source = item.row_of(args, args.forward.Q, exists ? row : 0) + (exists ? vector : 0) * vector_bytes;
-            cp_async_16B_or_zero(shared.Q() + vector_offset<cfg::B_r>(row, vector), source, exists); // @operand Q
-        }
+    Copies copies{args, shared, row_warp, key_warp, share};
+    int stage = 0, Q_slot = 0;
+
+    DEVICE void start_first_copies() {
+#pragma unroll
+        for (int stage = 0; stage + 1 < cfg::stages; ++stage)
+            copies.start(stage);
     }
 
     // Waits until the copies of a unit have arrived: this warp's, or those of all warps that share its keys. All of these
@@ -141,43 +178,48 @@ struct Segment {
             __syncthreads();
     }
 
-    DEVICE void compute() const {
+    // Computes a segment. Afterwards the results of all warps are in shared memory, until the next.
+    DEVICE void compute() {
+        const Item &item = share.item;
         OnlineSoftmax<SoftmaxPolicy, shape::row_tiles> softmax(args.forward.softmax_scale);
         float O[shape::row_tiles][cfg::d_head / mma_columns][accumulator_values] = {};
-        Copies copies{args, item, shared, row_warp, key_warp};
-        copies.look_up(first);
-        start_Q_copy();
-#pragma unroll
-        for (int stage = 0; stage + 1 < cfg::stages; ++stage)
-            copies.start(first + stage, last, stage);
-        // Q arrived with the first unit, copied by all threads.
+        // Q arrived with the first unit, copied by all threads; and nobody reads the results of the segment before.
         cp_async_wait_group<cfg::stages - 2>();
         __syncthreads();
         SharedOperand<QFragments, cfg::B_r, Role::A> Q(
-            shared.Q() + row_warp * shape::row_tiles * mma_rows * layout::row_bytes, lane_index());
+            shared.Q(Q_slot) + row_warp * shape::row_tiles * mma_rows * layout::row_bytes, lane_index());
         if constexpr (Q_in_registers)
             Q.load_entire_block();
         // Keys before `plain_begin` and from `plain_end` on are not attended to by all rows.
         const int plain_begin =
             item.sequence.kv_begin + item.window.first_key(item.query(args, item.tile_rows() - 1));
         const int plain_end = item.sequence.kv_begin + item.window.last_key(item.query(args, 0)) + 1;
-        int stage = 0;
 #pragma unroll 1
-        for (int unit = first; unit < last; ++unit) {
+        for (int unit = share.first; unit < share.last; ++unit) {
+            if (unit > share.first)
+                stage = stage + 1 == cfg::stages ? 0 : stage + 1;
             wait_for_copies();
             // The stage of the step before is free.
-            copies.start(unit + cfg::stages - 1, last, stage == 0 ? cfg::stages - 1 : stage - 1);
-            const int key = copies.first_key(unit);
-            step(Q, softmax, O, key, key < plain_begin || key + cfg::keys_per_warp > plain_end, stage);
-            stage = stage + 1 == cfg::stages ? 0 : stage + 1;
+            copies.start(stage == 0 ? cfg::stages - 1 : stage - 1);
+            const int key = Copies::first_key(item, unit, key_warp);
+            step(Q, softmax, O, key, key < plain_begin || key + cfg::keys_per_warp > plain_end);
         }
-        cp_async_wait_group<0>(); // of units that do not exist: nothing
-        __syncthreads();          // nobody reads Q or stages any more
+        if constexpr (shape::results_in_stages) {
+            if constexpr (cfg::row_warps == 1)
+                __syncwarp();
+            else
+                __syncthreads(); // nobody reads the last stage any more
+        }
         store_warp(softmax, O);
         __syncthreads(); // all warps' results are there
     }
 
-    DEVICE void step(auto &Q, auto &softmax, auto &O, int key, bool cut, int stage) const {
+    DEVICE void move_on() {
+        stage = stage + 1 == cfg::stages ? 0 : stage + 1;
+        Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
+    }
+
+    DEVICE void step(auto &Q, auto &softmax, auto &O, int key, bool cut) const {
         float S[shape::row_tiles][cfg::keys_per_warp / mma_columns][accumulator_values] = {};
         SharedOperand<KFragments, cfg::keys_per_warp, Role::B> K(shared.K(stage, key_warp), lane_index());
         matmul<cfg::dtype, Q_in_registers ? Place::registers : Place::shared, Place::shared, false, false>( // @product S
@@ -210,6 +252,7 @@ struct Segment {
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < halves; ++half) {
+                const Item &item = share.item;
                 const int query = item.query(args, row_warp * shape::row_tiles * mma_rows + accumulator_row(m, half));
                 const int first = item.sequence.kv_begin + item.window.first_key(query) - key;
                 const int last = item.sequence.kv_begin + item.window.last_key(query) - key;
@@ -233,13 +276,13 @@ struct Segment {
                 const int row = row_warp * shape::row_tiles * mma_rows + accumulator_row(m, half);
                 const float sum = quad_sum(softmax.row_sum[m][2 * half]);
                 const float maximum = softmax.row_max[m][half] * softmax.scale;
-                if (row >= item.rows)
+                if (row >= share.item.rows)
                     continue;
                 if (leads_quad())
                     store_shared_8B(shared.terms(key_warp, row), {maximum, sum});
 #pragma unroll
                 for (int n = 0; n < cfg::d_head / mma_columns; ++n)
-                    store_shared_8B(shared.O(key_warp, row) + (mma_columns * n + accumulator_column()) * sizeof(float),
+                    store_shared_8B(shared.O(stage, key_warp, row, mma_columns * n + accumulator_column()),
                                     {O[m][n][2 * half], O[m][n][2 * half + 1]});
             }
     }
@@ -250,7 +293,7 @@ struct Segment {
 #pragma unroll
         for (int warp = 0; warp < shape::key_warps; ++warp)
             part.add(load_shared_8B(shared.terms(warp, row)),
-                     load_shared_16B(shared.O(warp, row) + index * vector_bytes));
+                     load_shared_16B(shared.O(stage, warp, row, index * RowPart::columns)));
         return part;
     }
 };
@@ -268,21 +311,23 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ bool is_last;
     const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    Share share(args, heads, find_start<shape::threads>(args, heads));
+    const Share share(args, heads, find_start<shape::threads>(args, heads));
     const Partials partials{args};
 
-    const Item &item = share.item;
+    Warp warp{args, shared, share};
+    warp.start_first_copies();
 #pragma unroll 1
-    while (share.next()) {
-        const Segment segment{args, item, shared, share.first, share.last};
-        segment.compute();
+    while (warp.share.next()) {
+        const Share &share = warp.share;
+        const Item &item = share.item;
+        warp.compute();
         if (share.is_whole_item()) {
             for_each_part(item, [&](int row, int index) {
-                store_result(args, item, row, index, segment.combined(row, index));
+                store_result(args, item, row, index, warp.combined(row, index));
             });
         } else {
             for_each_part(item, [&](int row, int index) {
-                partials.store(share.slot(), row, index, segment.combined(row, index));
+                partials.store(share.slot(), row, index, warp.combined(row, index));
             });
             const Segments segments = share.segments();
             if (arrives_last(args, item, heads, segments.count, is_last, [] { __syncthreads(); }))
@@ -290,6 +335,7 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
                     store_result(args, item, row, index, sum_of(segments, partials, row, index));
                 });
         }
-        __syncthreads(); // the segment is not read any more
+        warp.move_on();
     }
+    cp_async_wait_group<0>(); // of units that do not exist: nothing
 }

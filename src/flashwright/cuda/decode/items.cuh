@@ -61,17 +61,39 @@ struct Item {
     }
 };
 
-// The line of all items, and the thread blocks' shares of it: the first `longer` have a place more than the others.
+// The line of all items, and the shares that thread blocks have of it.
 struct Line {
-    uint32 share, longer;
+    uint32 places, blocks, share, rest; // of as many thread blocks as have one: places / blocks, and what that leaves
 
-    DEVICE explicit Line(uint32 places) : share(places / gridDim.x), longer(places % gridDim.x) {}
+    DEVICE Line(uint32 places, uint32 items) : places(places), blocks(max(1u, min(blocks_for(items), places))) {
+        share = places / blocks;
+        rest = places % blocks;
+    }
 
-    DEVICE uint32 begin(uint32 block) const { return block * share + min(block, longer); }
+    DEVICE uint32 begin(uint32 block) const {
+        block = min(block, blocks);
+        return block * share + block * rest / blocks;
+    }
     // The thread block that has a place.
     DEVICE uint32 block_of(uint32 place) const {
-        const uint32 of_longer = longer * (share + 1);
-        return place < of_longer ? place / (share + 1) : longer + (place - of_longer) / share;
+        uint32 block = min((uint32)((float)place * blocks / places), blocks - 1);
+        while (begin(block) > place) // the quotient was rounded
+            --block;
+        while (begin(block + 1) <= place)
+            ++block;
+        return block;
+    }
+
+  private:
+    // Where items are equally long, a share should be a whole number of them, or a whole part of one: fewer segments begin
+    // and end. Some thread blocks may have nothing to do for it, but nearly all multiprocessors must have something.
+    static DEVICE uint32 blocks_for(uint32 items) {
+        const uint32 grid = gridDim.x, per_block = (items + grid - 1) / grid;
+        if (per_block == 0)
+            return grid;
+        const uint32 aligned = per_block == 1 ? grid / items * items : items / per_block;
+        const bool is_exact = per_block == 1 || items % per_block == 0;
+        return is_exact && aligned * cfg::blocks_per_sm * 20 >= grid * 19 ? aligned : grid;
     }
 };
 
@@ -87,7 +109,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
     const int pairs = args.forward.batches * args.row_tiles;
     if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
         const uint32 places = Item(args, 0).places(args) * heads;
-        const Line line(places * pairs);
+        const Line line(places * pairs, pairs * heads);
         const int pair = min((int)(line.begin(blockIdx.x) / places), pairs - 1);
         return {line, pair, pair * places};
     }
@@ -118,7 +140,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
             up_to += of_warps[warp];
         total += of_warps[warp];
     }
-    const Line line(total);
+    const Line line(total, pairs * heads);
     const uint32 wanted = line.begin(blockIdx.x);
     if (wanted == line.begin(blockIdx.x + 1)) // the same for all threads
         return {line, 0, wanted};
