@@ -6,12 +6,9 @@
 // segments in global memory, in fp32, by the last thread block to arrive.
 #pragma once
 #include "attention/softmax.cuh"
+#include "decode/copies.cuh"
 #include "decode/parts.cuh"
-#include "ptx/special_registers.cuh"
-#include "tile/copy.cuh"
 #include "tile/products.cuh"
-
-constexpr int row_vectors = cfg::d_head / vector_elements;
 
 // Q stays in registers where a warp has few rows.
 constexpr bool Q_in_registers = shape::row_tiles * cfg::d_head <= 128;
@@ -54,10 +51,7 @@ struct SharedMemory {
 // first unit of a segment. They run ahead of the computation, and into the next segments. Warps that share keys share the
 // copying.
 struct Copies {
-    // Rows come in groups that lie in one page: pages have a multiple of so many keys.
-    static constexpr int group_rows = 16, groups = cfg::keys_per_warp / group_rows;
-    static constexpr int vectors_per_pass = cfg::row_warps * warp_threads;
-    static constexpr int passes = ceil_div(group_rows * row_vectors, vectors_per_pass);
+    static constexpr int groups = cfg::keys_per_warp / key_group, copying_threads = cfg::row_warps * warp_threads;
 
     const DecodeArguments &args;
     SharedMemory shared;
@@ -78,19 +72,15 @@ struct Copies {
         if (is_some) {
             const Item &item = share.item;
             if (unit == share.first) {
-                start_Q();
+                copy_Q<cfg::B_r, shape::threads>(args, item, shared.Q(Q_slot), 0, threadIdx.x); // @operand Q
                 Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
             }
 #pragma unroll
             for (int group = 0; group < groups; ++group) {
-                const int key = first_key(item, unit, key_warp) + group * group_rows;
-                const bool exists = place[group] >= 0;
-                const int exist = exists ? item.sequence.kv_end - key : 0;
-                const int known = exists ? key : 0, in = exists ? place[group] : 0; // an address to take in place of none
-                const char *K = item.sequence.row_in(args, in, args.forward.K, item.head, known);
-                const char *V = item.sequence.row_in(args, in, args.forward.V, item.head, known);
-                copy_rows(shared.K(stage, key_warp), K, args.forward.K.row_stride, group, exist); // @operand K
-                copy_rows(shared.V(stage, key_warp), V, args.forward.V.row_stride, group, exist); // @operand V
+                const KeyGroup keys(args, item, first_key(item, unit, key_warp) + group * key_group, place[group]);
+                const int row = group * key_group, thread = row_warp * warp_threads + lane_index();
+                keys.copy<cfg::keys_per_warp, copying_threads>(shared.K(stage, key_warp), args.forward.K, row, thread); // @operand K
+                keys.copy<cfg::keys_per_warp, copying_threads>(shared.V(stage, key_warp), args.forward.V, row, thread); // @operand V
             }
             if (++unit < share.last)
                 look_up();
@@ -111,41 +101,10 @@ struct Copies {
         if (is_some)
             look_up();
     }
-    // Keys without a page are zero: no other sequence's are read in their place.
     DEVICE void look_up() {
 #pragma unroll
-        for (int group = 0; group < groups; ++group) {
-            const int key = first_key(share.item, unit, key_warp) + group * group_rows;
-            place[group] = key < share.item.sequence.kv_end ? share.item.sequence.place_of(args, key) : -1;
-        }
-    }
-    // The packed rows of Q. What does not exist becomes zero.
-    DEVICE void start_Q() const {
-        const Item &item = share.item;
-        for (int i = threadIdx.x; i < cfg::B_r * row_vectors; i += shape::threads) {
-            const int row = i / row_vectors, vector = i % row_vectors;
-            const bool exists = row < item.rows && vector < tensor_columns / vector_elements;
-            const char *source = item.row_of(args, args.forward.Q, exists ? row : 0) + (exists ? vector : 0) * vector_bytes;
-            cp_async_16B_or_zero(shared.Q(Q_slot) + vector_offset<cfg::B_r>(row, vector), source, exists); // @operand Q
-        }
-    }
-    DEVICE void copy_rows(uint32 chunk, const char *source, int64 row_stride, int group, int exist) const {
-        const bool complete = exist >= group_rows && tensor_columns == cfg::d_head;
-#pragma unroll
-        for (int pass = 0; pass < passes; ++pass) {
-            const int vector_index = pass * vectors_per_pass + row_warp * warp_threads + lane_index();
-            const int row = vector_index / row_vectors, vector = vector_index % row_vectors;
-            if (group_rows * row_vectors % vectors_per_pass != 0 && row >= group_rows)
-                continue;
-            const uint32 target = chunk + vector_offset<cfg::keys_per_warp>(group * group_rows + row, vector);
-            const char *from = source + row * row_stride * element_bytes + vector * vector_bytes;
-            if (complete) {
-                cp_async_16B(target, from);
-            } else {
-                const bool exists = row < exist && vector < tensor_columns / vector_elements;
-                cp_async_16B_or_zero(target, exists ? from : source, exists);
-            }
-        }
+        for (int group = 0; group < groups; ++group)
+            place[group] = place_of_group(args, share.item, first_key(share.item, unit, key_warp) + group * key_group);
     }
 };
 

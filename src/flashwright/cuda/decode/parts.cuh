@@ -1,12 +1,10 @@
 // Parts of results: of the warps of a thread block, of the segments of an item, and what becomes of them.
 #pragma once
-#include "decode/items.cuh"
+#include "decode/copies.cuh"
 #include "ptx/atomics.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
-
-constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 
 // Four columns of a row of O before it is divided by its sum, and the row's maximum, in powers of two, and sum.
 struct RowPart {
