@@ -10,14 +10,20 @@ from flashwright.kernels.naming import ConfigT, mangled_fields, nearest_hint, pa
 
 
 def config_parser(
-    config_type: Callable[..., ConfigT], prefix: str, numbers: str, options: Mapping[str, str], example: str
+    config_type: Callable[..., ConfigT],
+    prefix: str,
+    numbers: str,
+    options: Mapping[str, str],
+    example: str,
+    *,
+    sizes: int = 4,
 ) -> Callable[[str], ConfigT]:
-    """Reads configs whose fields are a dtype, four sizes, the groups of the expression `numbers`, and switches, by
+    """Reads configs whose fields are a dtype, so many sizes, the groups of the expression `numbers`, and switches, by
     their names in short forms: `options`."""
     type_name = config_type.__name__
-    sizes = r",\s*(\d+)\s*" * 4
+    size_list = r",\s*(\d+)\s*" * sizes
     words = r"\s+".join(prefix.split())
-    short_form = re.compile(rf"{words}\s*\(\s*(\w+)\s*{sizes}\)\s*:\s*{numbers}((?:\+\w+)*)", re.IGNORECASE)
+    short_form = re.compile(rf"{words}\s*\(\s*(\w+)\s*{size_list}\)\s*:\s*{numbers}((?:\+\w+)*)", re.IGNORECASE)
     cpp_struct = re.compile(rf"{type_name}\s*\{{([^{{}}]*)\}}")
     never_zero = short_form.groups - 1  # all fields but the switches
 

@@ -8,6 +8,7 @@
 #include "attention/softmax.cuh"
 #include "decode/copies.cuh"
 #include "decode/parts.cuh"
+#include "decode/scores.cuh"
 #include "tile/products.cuh"
 
 // Q stays in registers where a warp has few rows.
@@ -149,10 +150,7 @@ struct Warp {
             shared.Q(Q_slot) + row_warp * shape::row_tiles * mma_rows * layout::row_bytes, lane_index());
         if constexpr (Q_in_registers)
             Q.load_entire_block();
-        // Keys before `plain_begin` and from `plain_end` on are not attended to by all rows.
-        const int plain_begin =
-            item.sequence.kv_begin + item.window.first_key(item.query(args, item.tile_rows() - 1));
-        const int plain_end = item.sequence.kv_begin + item.window.last_key(item.query(args, 0)) + 1;
+        const PackedScores scores(args, item);
 #pragma unroll 1
         for (int unit = share.first; unit < share.last; ++unit) {
             if (unit > share.first)
@@ -160,8 +158,7 @@ struct Warp {
             wait_for_copies();
             // The stage of the step before is free.
             copies.start(stage == 0 ? cfg::stages - 1 : stage - 1);
-            const int key = Copies::first_key(item, unit, key_warp);
-            step(Q, softmax, O, key, key < plain_begin || key + cfg::keys_per_warp > plain_end);
+            step(Q, scores, softmax, O, Copies::first_key(item, unit, key_warp));
         }
         if constexpr (shape::results_in_stages) {
             if constexpr (cfg::row_warps == 1)
@@ -178,52 +175,17 @@ struct Warp {
         Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
     }
 
-    DEVICE void step(auto &Q, auto &softmax, auto &O, int key, bool cut) const {
+    DEVICE void step(auto &Q, const PackedScores &scores, auto &softmax, auto &O, int key) const {
         float S[shape::row_tiles][cfg::keys_per_warp / mma_columns][accumulator_values] = {};
         SharedOperand<KFragments, cfg::keys_per_warp, Role::B> K(shared.K(stage, key_warp), lane_index());
         matmul<cfg::dtype, Q_in_registers ? Place::registers : Place::shared, Place::shared, false, false>( // @product S
             Q, K, S);
-        if constexpr (variant::softcaps)
-            cap(S);
-        if (cut)
-            mask(S, key);
+        scores.finish(S, row_warp * shape::row_tiles * mma_rows, key);
         softmax.template step<false>(S, O); // @phase softmax
         PFragments P;
         round_to_operand<cfg::dtype>(P, S);
         SharedOperand<VFragments, cfg::keys_per_warp, Role::B_transposed> V(shared.V(stage, key_warp), lane_index());
         matmul<cfg::dtype, Place::registers, Place::shared, false, false>(P, V, O); // @product O
-    }
-
-    template <int row_tiles, int column_tiles> DEVICE void cap(float (&S)[row_tiles][column_tiles][4]) const {
-#pragma unroll
-        for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-            for (int n = 0; n < column_tiles; ++n)
-#pragma unroll
-                for (float &score : S[m][n])
-                    score = 1 - 2 * reciprocal_approx(1 + exp2_approx(score * args.forward.capping_scale));
-    }
-
-    // As `Scores`, of packed rows and keys counted from the beginning of the cache.
-    template <int row_tiles, int column_tiles>
-    DEVICE void mask(float (&S)[row_tiles][column_tiles][4], int key) const {
-#pragma unroll
-        for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-            for (int half = 0; half < halves; ++half) {
-                const Item &item = share.item;
-                const int query = item.query(args, row_warp * shape::row_tiles * mma_rows + accumulator_row(m, half));
-                const int first = item.sequence.kv_begin + item.window.first_key(query) - key;
-                const int last = item.sequence.kv_begin + item.window.last_key(query) - key;
-#pragma unroll
-                for (int n = 0; n < column_tiles; ++n)
-#pragma unroll
-                    for (int i = 0; i < half_values; ++i) {
-                        const int column = mma_columns * n + accumulator_column() + i;
-                        if (column < first || column > last)
-                            S[m][n][2 * half + i] = negative_infinity;
-                    }
-            }
     }
 
     // A warp's rows of O that exist, maxima and sums, for the others.
@@ -257,12 +219,6 @@ struct Warp {
     }
 };
 
-// Calls `function(row, index)` for this thread's parts of the rows that exist.
-template <class Function> DEVICE void for_each_part(const Item &item, const Function &function) {
-    for (int i = threadIdx.x; i < item.tile_rows() * RowPart::of_row; i += shape::threads)
-        function(i / RowPart::of_row, i % RowPart::of_row);
-}
-
 template <AmpereDecodeKernelConfig>
 __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     ampere_decode_kernel(const __grid_constant__ DecodeArguments args) {
@@ -281,18 +237,16 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
         const Item &item = share.item;
         warp.compute();
         if (share.is_whole_item()) {
-            for_each_part(item, [&](int row, int index) {
+            for_each_part<shape::threads>(item, [&](int row, int index) {
                 store_result(args, item, row, index, warp.combined(row, index));
             });
         } else {
-            for_each_part(item, [&](int row, int index) {
+            for_each_part<shape::threads>(item, [&](int row, int index) {
                 partials.store(share.slot(), row, index, warp.combined(row, index));
             });
             const Segments segments = share.segments();
             if (arrives_last(args, item, heads, segments.count, is_last, [] { __syncthreads(); }))
-                for_each_part(item, [&](int row, int index) {
-                    store_result(args, item, row, index, sum_of(segments, partials, row, index));
-                });
+                combine<shape::threads>(args, item, segments, partials);
         }
         warp.move_on();
     }

@@ -46,27 +46,6 @@ struct Partials {
     }
 };
 
-// Parts of a row, one of each segment, added in the order of the keys.
-DEVICE RowPart sum_of(const Segments &segments, const Partials &partials, int row, int index) {
-    constexpr int batch = 8; // loads on their way at a time
-    RowPart part;
-    for (int first = 0; first < segments.count; first += batch) {
-        Pair terms[batch];
-        Vector16B values[batch];
-#pragma unroll
-        for (int i = 0; i < batch; ++i) { // behind the last there is none: the last again, and weightless
-            const uint32 slot = segments.slot(min(first + i, segments.count - 1));
-            terms[i] = *partials.terms(slot, row);
-            values[i] = load_global_16B(partials.O(slot, row, index));
-        }
-#pragma unroll
-        for (int i = 0; i < batch; ++i)
-            if (first + i < segments.count)
-                part.add(terms[i], values[i]);
-    }
-    return part;
-}
-
 // A part of a result, rounded.
 DEVICE void store_result(const DecodeArguments &args, const Item &item, int row, int index, const RowPart &part) {
     const float factor = part.sum == 0 ? 0 : 1 / part.sum; // a row that attends to no key is zero
@@ -87,6 +66,12 @@ DEVICE void store_result(const DecodeArguments &args, const Item &item, int row,
     }
 }
 
+// Calls `function(row, index)` for one of `threads` threads' parts of the rows that exist.
+template <int threads, class Function> DEVICE void for_each_part(const Item &item, const Function &function) {
+    for (int i = threadIdx.x; i < item.tile_rows() * RowPart::of_row; i += threads)
+        function(i / RowPart::of_row, i % RowPart::of_row);
+}
+
 // Counts a segment as arrived. True in all threads of the last one, which then sees the parts of all others. Threads
 // come with their parts stored; `barrier` waits for all of them.
 template <class Barrier>
@@ -101,4 +86,42 @@ DEVICE bool arrives_last(const DecodeArguments &args, const Item &item, int head
     }
     barrier(); // one thread knows whether it is the last
     return is_last;
+}
+
+// The results of an item from the parts of all its segments, added in the order of the keys. Loads of several parts and
+// segments are on their way at a time.
+template <int threads>
+DEVICE void combine(const DecodeArguments &args, const Item &item, const Segments &segments, const Partials &partials) {
+    constexpr int most_parts = cfg::B_r * RowPart::of_row / threads; // of a thread
+    constexpr int parts = most_parts >= 4 ? 4 : most_parts >= 2 ? 2 : 1, batch = parts == 4 ? 6 : 8;
+    const int count = item.tile_rows() * RowPart::of_row;
+    for (int i = threadIdx.x; i < count; i += parts * threads) {
+        RowPart part[parts];
+        for (int first = 0; first < segments.count; first += batch) {
+            Pair terms[batch][parts];
+            Vector16B values[batch][parts];
+            // Behind the last there is none: the last again, which is not added.
+#pragma unroll
+            for (int s = 0; s < batch; ++s)
+#pragma unroll
+                for (int p = 0; p < parts; ++p) {
+                    const uint32 slot = segments.slot(min(first + s, segments.count - 1));
+                    const int place = min(i + p * threads, count - 1), row = place / RowPart::of_row;
+                    terms[s][p] = *partials.terms(slot, row);
+                    values[s][p] = load_global_16B(partials.O(slot, row, place % RowPart::of_row));
+                }
+#pragma unroll
+            for (int s = 0; s < batch; ++s)
+                if (first + s < segments.count)
+#pragma unroll
+                    for (int p = 0; p < parts; ++p)
+                        part[p].add(terms[s][p], values[s][p]);
+        }
+#pragma unroll
+        for (int p = 0; p < parts; ++p) {
+            const int place = i + p * threads;
+            if (place < count)
+                store_result(args, item, place / RowPart::of_row, place % RowPart::of_row, part[p]);
+        }
+    }
 }
