@@ -14,6 +14,7 @@ struct DecodeArguments {
     int page_rows, cache_size; // keys of a page; sequences or pages of the cache
     int row_tiles;             // of the most rows that a sequence has
     int appended_keys;         // of every sequence
+    int line_blocks;           // thread blocks that share what there is to do
     int split_units;           // every split has so many units, whatever else is computed; 0: splits are balanced
     // Partial results: rows of O in fp32, not divided by their sums; maxima and sums of rows; how many of an item's
     // segments have arrived.

@@ -58,7 +58,6 @@ struct Copies {
     SharedMemory shared;
     int row_warp, key_warp;
     Share share;
-    bool is_some; // whether there is a unit left
     int unit, Q_slot = 0;
     int place[groups]; // of the unit's groups, in the cache: looked up a unit ahead
 
@@ -70,7 +69,7 @@ struct Copies {
     // Starts the copies of a unit, if there is one left, as a group; also where there is none, so that waiting counts
     // steps.
     DEVICE void start(int stage) {
-        if (is_some) {
+        if (share.is_some) {
             const Item &item = share.item;
             if (unit == share.first) {
                 copy_Q<cfg::B_r, shape::threads>(args, item, shared.Q(Q_slot), 0, threadIdx.x); // @operand Q
@@ -83,10 +82,12 @@ struct Copies {
                 keys.copy<cfg::keys_per_warp, copying_threads>(shared.K(stage, key_warp), args.forward.K, row, thread); // @operand K
                 keys.copy<cfg::keys_per_warp, copying_threads>(shared.V(stage, key_warp), args.forward.V, row, thread); // @operand V
             }
-            if (++unit < share.last)
+            if (++unit < share.last) {
                 look_up();
-            else
+            } else {
+                share.next();
                 begin_segment();
+            }
         }
         cp_async_commit_group();
     }
@@ -97,9 +98,8 @@ struct Copies {
 
   private:
     DEVICE void begin_segment() {
-        is_some = share.next();
         unit = share.first;
-        if (is_some)
+        if (share.is_some)
             look_up();
     }
     DEVICE void look_up() {
@@ -171,6 +171,7 @@ struct Warp {
     }
 
     DEVICE void move_on() {
+        share.next();
         stage = stage + 1 == cfg::stages ? 0 : stage + 1;
         Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
     }
@@ -232,8 +233,7 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     Warp warp{args, shared, share};
     warp.start_first_copies();
 #pragma unroll 1
-    while (warp.share.next()) {
-        const Share &share = warp.share;
+    for (const Share &share = warp.share; share.is_some; warp.move_on()) {
         const Item &item = share.item;
         warp.compute();
         if (share.is_whole_item()) {
@@ -248,7 +248,6 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
             if (arrives_last(args, item, heads, segments.count, is_last, [] { __syncthreads(); }))
                 combine<shape::threads>(args, item, segments, partials);
         }
-        warp.move_on();
     }
     cp_async_wait_group<0>(); // of units that do not exist: nothing
 }

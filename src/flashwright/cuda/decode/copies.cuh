@@ -30,21 +30,30 @@ struct KeyGroup {
     DEVICE void copy(uint32 tile, const TensorView &tensor, int first_row, int thread) const {
         constexpr int vectors = key_group * row_vectors;
         const char *source = item.sequence.row_in(args, place, tensor, item.head, key);
-        const bool complete = exist >= key_group && tensor_columns == cfg::d_head;
+        if (exist >= key_group && tensor_columns == cfg::d_head) {
 #pragma unroll
-        for (int first = 0; first < vectors; first += threads) {
-            const int row = (first + thread) / row_vectors, vector = (first + thread) % row_vectors;
-            if (vectors % threads != 0 && first + thread >= vectors)
-                continue;
-            const uint32 target = tile + vector_offset<tile_rows>(first_row + row, vector);
-            const char *from = source + row * tensor.row_stride * element_bytes + vector * vector_bytes;
-            if (complete) {
-                cp_async_16B(target, from);
-            } else {
-                const bool exists = row < exist && vector < tensor_vectors;
-                cp_async_16B_or_zero(target, exists ? from : source, exists);
+            for (int pass = 0; pass < ceil_div(vectors, threads); ++pass) {
+                const int i = pass * threads + thread;
+                if (vectors % threads == 0 || i < vectors)
+                    cp_async_16B(target<tile_rows>(tile, first_row, i), source + offset(tensor, i));
+            }
+        } else { // a loop, for few groups are not complete
+#pragma unroll 1
+            for (int i = thread; i < vectors; i += threads) {
+                const bool exists = i / row_vectors < exist && i % row_vectors < tensor_vectors;
+                cp_async_16B_or_zero(target<tile_rows>(tile, first_row, i), source + (exists ? offset(tensor, i) : 0),
+                                     exists);
             }
         }
+    }
+
+  private:
+    // Of vector i of the group, in a tile and in a tensor.
+    template <int tile_rows> static DEVICE uint32 target(uint32 tile, int first_row, int i) {
+        return tile + vector_offset<tile_rows>(first_row + i / row_vectors, i % row_vectors);
+    }
+    static DEVICE int64 offset(const TensorView &tensor, int i) {
+        return i / row_vectors * tensor.row_stride * element_bytes + i % row_vectors * vector_bytes;
     }
 };
 

@@ -62,7 +62,7 @@ struct Producer {
     KVPlace ring;
 
     DEVICE void run() {
-        while (share.next()) {
+        for (; share.is_some; share.next()) {
             int place[groups];
             look_up(place, share.first);
 #pragma unroll 1
@@ -114,7 +114,7 @@ struct Consumer {
     float O[1][cfg::d_head / mma_columns][accumulator_values];
 
     DEVICE void run() {
-        while (share.next()) {
+        for (; share.is_some; share.next()) {
             OnlineSoftmax<SoftmaxPolicy, 1> softmax(args.forward.softmax_scale);
             load_Q();
             compute(softmax);

@@ -28,9 +28,12 @@ struct Item {
           rows(sequence.q_length * group(args) - first_row),
           window(args.forward.window_left, args.forward.window_right, args.forward.align_bottom_right, sequence.q_length,
                  sequence.kv_end - sequence.kv_begin) {
-        const int last_packed = min(first_row + cfg::B_r, sequence.q_length * group(args)) - 1;
-        const int first_key = sequence.kv_begin + window.first_key(first_row / group(args));
-        const int last_key = sequence.kv_begin + window.last_key(last_packed / group(args));
+        // Divisions take long at the beginning of a kernel: none where one tile has all rows.
+        const bool has_all_rows = first_row + cfg::B_r >= sequence.q_length * group(args);
+        const int first_query = first_row == 0 ? 0 : first_row / group(args);
+        const int last_query = has_all_rows ? sequence.q_length - 1 : (first_row + cfg::B_r - 1) / group(args);
+        const int first_key = sequence.kv_begin + window.first_key(first_query);
+        const int last_key = sequence.kv_begin + window.last_key(last_query);
         first_unit = first_key / shape::unit_keys;
         // An item without keys has a unit too: its rows are written.
         units = rows <= 0 ? 0 : max(1, last_key / shape::unit_keys + 1 - first_unit);
@@ -51,9 +54,11 @@ struct Item {
     // Rows of the tile that exist.
     DEVICE int tile_rows() const { return min(cfg::B_r, rows); }
     // The row of a tensor of Q's shape that belongs to a packed row of the tile.
-    DEVICE int query(const DecodeArguments &args, int row) const { return (first_row + row) / group(args); }
+    DEVICE int query(const DecodeArguments &args, int row) const {
+        return sequence.q_length == 1 ? 0 : (first_row + row) / group(args);
+    }
     DEVICE int q_head(const DecodeArguments &args, int row) const {
-        return head * group(args) + (first_row + row) % group(args);
+        return head * group(args) + first_row + row - query(args, row) * group(args);
     }
     DEVICE char *row_of(const DecodeArguments &args, const TensorView &tensor, int row) const {
         return head_start(tensor, variant::variable_lengths ? 0 : batch(args), q_head(args, row)) +
@@ -65,14 +70,13 @@ struct Item {
 struct Line {
     uint32 places, blocks, share, rest; // of as many thread blocks as have one: places / blocks, and what that leaves
 
-    DEVICE Line(uint32 places, uint32 items) : places(places), blocks(max(1u, min(blocks_for(items), places))) {
-        share = places / blocks;
-        rest = places % blocks;
-    }
+    DEVICE Line(const DecodeArguments &args, uint32 places)
+        : places(places), blocks(max(1u, min((uint32)args.line_blocks, places))), share(places / blocks),
+          rest(places - share * blocks) {}
 
     DEVICE uint32 begin(uint32 block) const {
         block = min(block, blocks);
-        return block * share + block * rest / blocks;
+        return block * share + (rest == 0 ? 0 : block * rest / blocks);
     }
     // The thread block that has a place.
     DEVICE uint32 block_of(uint32 place) const {
@@ -82,18 +86,6 @@ struct Line {
         while (begin(block + 1) <= place)
             ++block;
         return block;
-    }
-
-  private:
-    // Where items are equally long, a share should be a whole number of them, or a whole part of one: fewer segments begin
-    // and end. Some thread blocks may have nothing to do for it, but nearly all multiprocessors must have something.
-    static DEVICE uint32 blocks_for(uint32 items) {
-        const uint32 grid = gridDim.x, per_block = (items + grid - 1) / grid;
-        if (per_block == 0)
-            return grid;
-        const uint32 aligned = per_block == 1 ? grid / items * items : items / per_block;
-        const bool is_exact = per_block == 1 || items % per_block == 0;
-        return is_exact && aligned * cfg::blocks_per_sm * 20 >= grid * 19 ? aligned : grid;
     }
 };
 
@@ -109,8 +101,8 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
     const int pairs = args.forward.batches * args.row_tiles;
     if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
         const uint32 places = Item(args, 0).places(args) * heads;
-        const Line line(places * pairs, pairs * heads);
-        const int pair = min((int)(line.begin(blockIdx.x) / places), pairs - 1);
+        const Line line(args, places * pairs);
+        const int pair = pairs == 1 ? 0 : min((int)(line.begin(blockIdx.x) / places), pairs - 1);
         return {line, pair, pair * places};
     }
     constexpr int warps = threads / warp_threads;
@@ -140,7 +132,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
             up_to += of_warps[warp];
         total += of_warps[warp];
     }
-    const Line line(total, pairs * heads);
+    const Line line(args, total);
     const uint32 wanted = line.begin(blockIdx.x);
     if (wanted == line.begin(blockIdx.x + 1)) // the same for all threads
         return {line, 0, wanted};
@@ -181,7 +173,7 @@ struct Segments {
     DEVICE uint32 slot(int index) const { return index == 0 ? first_slot : other_slots + index * step; }
 };
 
-// A thread block's share of the line, segment after segment.
+// A thread block's share of the line, segment after segment. It begins with the first.
 struct Share {
     const DecodeArguments &args;
     const int heads;
@@ -190,17 +182,21 @@ struct Share {
     uint32 first_of_pair; // the first place of the item's pair
     uint32 place;         // the next to look at
 
-    // The segment: the units [first, last) of an item, of whose splits the places are [first_split, item_end).
+    // The segment, if there is one: the units [first, last) of an item, of whose splits the places are
+    // [first_split, item_end).
+    bool is_some;
     Item item;
     uint32 begin, first_split, item_end;
     int first, last;
 
     DEVICE Share(const DecodeArguments &args, int heads, const Start &start)
         : args(args), heads(heads), line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
-          place(line.begin(blockIdx.x)), item(args, start.pair) {}
+          place(line.begin(blockIdx.x)), item(args, start.pair) {
+        next();
+    }
 
-    // Moves on to the next segment; returns whether there is one.
-    DEVICE bool next() {
+    // Moves on to the next segment, if there is one.
+    DEVICE void next() {
         while (place < end) {
             const uint32 places = item.places(args);
             if (place >= first_of_pair + places * heads) { // pairs without rows have no places
@@ -216,10 +212,11 @@ struct Share {
             const int split_units = max(1, args.split_units);
             first = (begin - first_split) * split_units;
             last = min((int)(place - first_split) * split_units, item.units);
-            if (begin < end) // or else only what stands before the splits is in the share
-                return true;
+            is_some = begin < end; // or else only what stands before the splits is in the share
+            if (is_some)
+                return;
         }
-        return false;
+        is_some = false;
     }
 
     DEVICE bool is_whole_item() const { return begin == first_split && place == item_end; }

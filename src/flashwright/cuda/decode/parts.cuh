@@ -93,7 +93,7 @@ DEVICE bool arrives_last(const DecodeArguments &args, const Item &item, int head
 template <int threads>
 DEVICE void combine(const DecodeArguments &args, const Item &item, const Segments &segments, const Partials &partials) {
     constexpr int most_parts = cfg::B_r * RowPart::of_row / threads; // of a thread
-    constexpr int parts = most_parts >= 4 ? 4 : most_parts >= 2 ? 2 : 1, batch = parts == 4 ? 6 : 8;
+    constexpr int parts = most_parts >= 4 ? 4 : most_parts >= 2 ? 2 : 1, batch = parts == 4 ? 4 : 8;
     const int count = item.tile_rows() * RowPart::of_row;
     for (int i = threadIdx.x; i < count; i += parts * threads) {
         RowPart part[parts];

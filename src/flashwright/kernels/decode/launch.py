@@ -32,6 +32,7 @@ class DecodeArguments(ctypes.Structure):
         ("cache_size", ctypes.c_int32),
         ("row_tiles", ctypes.c_int32),
         ("appended_keys", ctypes.c_int32),
+        ("line_blocks", ctypes.c_int32),
         ("split_units", ctypes.c_int32),
         ("partial_O", ctypes.c_uint64),
         ("partial_terms", ctypes.c_uint64),
@@ -152,11 +153,12 @@ def decode_launch(
     forward.q_starts = cache.q_starts
     if cache.q_starts:
         forward.lse_batch_stride = 0
-    row_tiles, _ = _items(config, q, k, cache)
+    row_tiles, items = _items(config, q, k, cache)
     scratch = decode_scratch(config, q, k, cache, multiprocessors=multiprocessors, split_units=split_units)
+    blocks = multiprocessors * config.blocks_per_sm
     return DecodeLaunch(
         variant=variant,
-        grid=(multiprocessors * config.blocks_per_sm, 1, 1),
+        grid=(blocks, 1, 1),
         arguments=DecodeArguments(
             forward,
             kv_lengths=cache.kv_lengths,
@@ -168,6 +170,7 @@ def decode_launch(
             cache_size=k.shape[0],
             row_tiles=row_tiles,
             appended_keys=cache.appended_keys,
+            line_blocks=_line_blocks(blocks, multiprocessors, items),
             split_units=split_units,
             partial_O=partials_address,
             partial_terms=partials_address + scratch.partial_terms,
@@ -177,6 +180,15 @@ def decode_launch(
 
 
 DECODE = Operation("decode", decode_launch, reads_cache=True, one_tile={"multiprocessors": 1})
+
+
+def _line_blocks(blocks: int, multiprocessors: int, items: int) -> int:
+    """How many of so many thread blocks share the items. Where these are equally long, a share should be a whole number
+    of them, or a whole part of one: fewer segments begin and end. For that some thread blocks may have nothing to do,
+    but not more than one in twenty multiprocessors."""
+    per_block = -(-items // blocks)
+    aligned = blocks // items * items if per_block == 1 else items // per_block if items % per_block == 0 else blocks
+    return aligned if 20 * aligned >= 19 * multiprocessors else blocks
 
 
 def _capacity(k: DeviceTensor, cache: CacheView) -> int:

@@ -16,9 +16,7 @@ def hopper_decode_default(occasion: Occasion) -> HopperDecodeKernelConfig:
     """As many stages as shared memory holds."""
     rows = 64 if occasion.packed_rows <= 64 else 128
     for stages in range(8, 2, -1):
-        config = HopperDecodeKernelConfig(
-            occasion.dtype, occasion.d_head, rows, _KEYS[occasion.d_head], stages
-        )
+        config = HopperDecodeKernelConfig(occasion.dtype, occasion.d_head, rows, _KEYS[occasion.d_head], stages)
         if hopper_decode_rejection_reason(config) is None:
             return config
     return HopperDecodeKernelConfig(occasion.dtype, occasion.d_head, rows, _KEYS[occasion.d_head], 2)
