@@ -60,16 +60,16 @@ UNWRITTEN = {"uninitialised-shared"}
 
 MUTATIONS = {
     "keys are read before they have arrived": SourceMutation(
-        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        if constexpr": "if constexpr"}, run_own_keys, COPY
+        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();": ";"}, run_own_keys, COPY
     ),
     "what other lanes copied is read before it has arrived": SourceMutation(
-        KERNEL, {"            __syncwarp();\n        else": "            ;\n        else"}, run_own_keys, COPY | RACE
+        KERNEL, {"        else\n            __syncwarp();\n": ""}, run_own_keys, COPY | RACE
     ),
     "what other warps copied is read before it has arrived": SourceMutation(
-        KERNEL, {"        else\n            __syncthreads();\n": ""}, run_shared_keys, COPY | RACE
+        KERNEL, {"cfg::row_warps > 1 || begins_segment": "begins_segment"}, run_shared_keys, COPY | RACE
     ),
     "Q is read before all have copied it": SourceMutation(
-        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        __syncthreads();": ";"}, run_own_keys, COPY | RACE
+        KERNEL, {"cfg::row_warps > 1 || begins_segment": "cfg::row_warps > 1"}, run_own_keys, COPY | RACE
     ),
     "results are written over a stage that other warps read": SourceMutation(
         KERNEL, {"__syncthreads(); // nobody reads the last stage any more": ";"}, run_room_for_results, COPY | RACE
@@ -78,7 +78,7 @@ MUTATIONS = {
         KERNEL, {"__syncthreads(); // all warps' results are there": ""}, run_own_keys, RACE | UNWRITTEN
     ),
     "the next segment begins while the last is read": SourceMutation(
-        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        __syncthreads();": ";"}, run_items, COPY | RACE
+        KERNEL, {"cfg::row_warps > 1 || begins_segment": "cfg::row_warps > 1"}, run_items, COPY | RACE
     ),
     "sums of warps are read before they are there": SourceMutation(
         ITEMS, {"__syncthreads(); // the warps' sums are there": ""}, run_segments, RACE | UNWRITTEN

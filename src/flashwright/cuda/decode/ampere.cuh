@@ -109,7 +109,7 @@ struct Copies {
     }
 };
 
-// The segments of a thread block, one after the other.
+// One warp, and what it has computed of a segment.
 struct Warp {
     const DecodeArguments &args;
     SharedMemory shared;
@@ -118,70 +118,88 @@ struct Warp {
     // A warp's place.
     const int row_warp = threadIdx.x / warp_threads / shape::key_warps;
     const int key_warp = threadIdx.x / warp_threads % shape::key_warps;
+    const int first_row = row_warp * shape::row_tiles * mma_rows;
 
     Copies copies{args, shared, row_warp, key_warp, share};
     int stage = 0, Q_slot = 0;
 
-    DEVICE void start_first_copies() {
-#pragma unroll
-        for (int stage = 0; stage + 1 < cfg::stages; ++stage)
-            copies.start(stage);
+    SharedOperand<QFragments, cfg::B_r, Role::A> Q{0, lane_index()};
+    PackedScores scores{args, share.item};
+    OnlineSoftmax<SoftmaxPolicy, shape::row_tiles> softmax{args.forward.softmax_scale};
+    float O[shape::row_tiles][cfg::d_head / mma_columns][accumulator_values];
+
+    // All segments of the thread block, unit by unit. Calls `finish` at the end of each, when the results of all warps are
+    // in shared memory.
+    template <class Finish> DEVICE void run(const Finish &finish) {
+        int ahead = 0; // steps whose copies have been started, before the first is computed
+        int unit = share.first, copied_stage = 0;
+#pragma unroll 1
+        while (share.is_some) {
+            const bool begins = unit == share.first;
+            if (ahead >= cfg::stages - 1)
+                wait_for_copies(begins);
+            copies.start(copied_stage); // that of the step before, which is free
+            copied_stage = copied_stage + 1 == cfg::stages ? 0 : copied_stage + 1;
+            if (++ahead < cfg::stages)
+                continue;
+            if (begins)
+                begin_segment();
+            step(Copies::first_key(share.item, unit, key_warp));
+            if (++unit == share.last) {
+                end_segment();
+                finish();
+                share.next();
+                unit = share.first;
+            }
+            stage = stage + 1 == cfg::stages ? 0 : stage + 1;
+        }
+        cp_async_wait_group<0>(); // of units that do not exist: nothing
     }
 
     // Waits until the copies of a unit have arrived: this warp's, or those of all warps that share its keys. All of these
-    // have finished with the unit before.
-    DEVICE void wait_for_copies() const {
+    // have finished with the unit before. Q is copied by all threads, with the first unit of a segment; then nobody reads
+    // the results of the segment before any more.
+    DEVICE void wait_for_copies(bool begins_segment) const {
         cp_async_wait_group<cfg::stages - 2>();
-        if constexpr (cfg::row_warps == 1)
-            __syncwarp();
-        else
+        if (cfg::row_warps > 1 || begins_segment)
             __syncthreads();
+        else
+            __syncwarp();
     }
 
-    // Computes a segment. Afterwards the results of all warps are in shared memory, until the next.
-    DEVICE void compute() {
-        const Item &item = share.item;
-        OnlineSoftmax<SoftmaxPolicy, shape::row_tiles> softmax(args.forward.softmax_scale);
-        float O[shape::row_tiles][cfg::d_head / mma_columns][accumulator_values] = {};
-        // Q arrived with the first unit, copied by all threads; and nobody reads the results of the segment before.
-        cp_async_wait_group<cfg::stages - 2>();
-        __syncthreads();
-        SharedOperand<QFragments, cfg::B_r, Role::A> Q(
-            shared.Q(Q_slot) + row_warp * shape::row_tiles * mma_rows * layout::row_bytes, lane_index());
+    DEVICE void begin_segment() {
+        Q.shared = shared.Q(Q_slot) + first_row * layout::row_bytes;
         if constexpr (Q_in_registers)
             Q.load_entire_block();
-        const PackedScores scores(args, item);
-#pragma unroll 1
-        for (int unit = share.first; unit < share.last; ++unit) {
-            if (unit > share.first)
-                stage = stage + 1 == cfg::stages ? 0 : stage + 1;
-            wait_for_copies();
-            // The stage of the step before is free.
-            copies.start(stage == 0 ? cfg::stages - 1 : stage - 1);
-            step(Q, scores, softmax, O, Copies::first_key(item, unit, key_warp));
-        }
+        Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
+        scores = PackedScores(args, share.item);
+        softmax = OnlineSoftmax<SoftmaxPolicy, shape::row_tiles>(args.forward.softmax_scale);
+#pragma unroll
+        for (int m = 0; m < shape::row_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < cfg::d_head / mma_columns; ++n)
+#pragma unroll
+                for (float &value : O[m][n])
+                    value = 0;
+    }
+
+    DEVICE void end_segment() {
         if constexpr (shape::results_in_stages) {
             if constexpr (cfg::row_warps == 1)
                 __syncwarp();
             else
                 __syncthreads(); // nobody reads the last stage any more
         }
-        store_warp(softmax, O);
+        store_warp();
         __syncthreads(); // all warps' results are there
     }
 
-    DEVICE void move_on() {
-        share.next();
-        stage = stage + 1 == cfg::stages ? 0 : stage + 1;
-        Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
-    }
-
-    DEVICE void step(auto &Q, const PackedScores &scores, auto &softmax, auto &O, int key) const {
+    DEVICE void step(int key) {
         float S[shape::row_tiles][cfg::keys_per_warp / mma_columns][accumulator_values] = {};
         SharedOperand<KFragments, cfg::keys_per_warp, Role::B> K(shared.K(stage, key_warp), lane_index());
         matmul<cfg::dtype, Q_in_registers ? Place::registers : Place::shared, Place::shared, false, false>( // @product S
             Q, K, S);
-        scores.finish(S, row_warp * shape::row_tiles * mma_rows, key);
+        scores.finish(args, share.item, S, first_row, key);
         softmax.template step<false>(S, O); // @phase softmax
         PFragments P;
         round_to_operand<cfg::dtype>(P, S);
@@ -190,12 +208,12 @@ struct Warp {
     }
 
     // A warp's rows of O that exist, maxima and sums, for the others.
-    DEVICE void store_warp(auto &softmax, auto &O) const {
+    DEVICE void store_warp() const {
 #pragma unroll
         for (int m = 0; m < shape::row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < halves; ++half) {
-                const int row = row_warp * shape::row_tiles * mma_rows + accumulator_row(m, half);
+                const int row = first_row + accumulator_row(m, half);
                 const float sum = quad_sum(softmax.row_sum[m][2 * half]);
                 const float maximum = softmax.row_max[m][half] * softmax.scale;
                 if (row >= share.item.rows)
@@ -227,27 +245,22 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ bool is_last;
     const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    const Share share(args, heads, find_start<shape::threads>(args, heads));
-    const Partials partials{args};
-
-    Warp warp{args, shared, share};
-    warp.start_first_copies();
-#pragma unroll 1
-    for (const Share &share = warp.share; share.is_some; warp.move_on()) {
-        const Item &item = share.item;
-        warp.compute();
-        if (share.is_whole_item()) {
-            for_each_part<shape::threads>(item, [&](int row, int index) {
-                store_result(args, item, row, index, warp.combined(row, index));
-            });
-        } else {
-            for_each_part<shape::threads>(item, [&](int row, int index) {
-                partials.store(share.slot(), row, index, warp.combined(row, index));
-            });
-            const Segments segments = share.segments();
-            if (arrives_last(args, item, heads, segments.count, is_last, [] { __syncthreads(); }))
-                combine<shape::threads>(args, item, segments, partials);
-        }
-    }
-    cp_async_wait_group<0>(); // of units that do not exist: nothing
+    Warp warp{args, shared, Share(args, heads, find_start<shape::threads>(args, heads))};
+    warp.run([&] {
+        const Share &share = warp.share;
+        const Partials partials{args};
+        const bool whole = share.is_whole_item();
+        for_each_part<shape::threads>(share.item, [&](int row, int index) {
+            const RowPart part = warp.combined(row, index);
+            if (whole)
+                store_result(args, share.item, row, index, part);
+            else
+                partials.store(share.slot(), row, index, part);
+        });
+        if (whole)
+            return;
+        const Segments segments = share.segments();
+        if (arrives_last(args, share.item, heads, segments.count, is_last, [] { __syncthreads(); }))
+            combine<shape::threads>(args, share.item, segments, partials);
+    });
 }

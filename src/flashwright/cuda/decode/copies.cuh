@@ -61,6 +61,7 @@ struct KeyGroup {
 // exist becomes zero.
 template <int tile_rows, int threads>
 DEVICE void copy_Q(const DecodeArguments &args, const Item &item, uint32 tile, int first_row, int thread) {
+#pragma unroll 1
     for (int i = thread; i < tile_rows * row_vectors; i += threads) {
         const int row = i / row_vectors, vector = i % row_vectors;
         const bool exists = first_row + row < item.rows && vector < tensor_vectors;

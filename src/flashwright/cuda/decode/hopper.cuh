@@ -179,7 +179,7 @@ struct Consumer {
         start_scores();
         wgmma_wait_group<0>();
         finish_scores();
-        scores.finish(S, first_row, first_key(share.first));
+        scores.finish(args, share.item, S, first_row, first_key(share.first));
         softmax.template step<true>(S); // @phase softmax
         round_scores();
 #pragma unroll 1
@@ -188,7 +188,7 @@ struct Consumer {
             start_output();
             wgmma_wait_group<1>();
             finish_scores();
-            scores.finish(S, first_row, first_key(unit));
+            scores.finish(args, share.item, S, first_row, first_key(unit));
             const Shrinkage<1> shrinkage = softmax.template step<false>(S); // @phase softmax
             finish_output();
             apply(shrinkage, O); // @phase rescale O

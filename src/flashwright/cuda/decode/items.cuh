@@ -111,6 +111,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
     const int per_thread = ceil_div(pairs, threads);
     const int first = min((int)threadIdx.x * per_thread, pairs), last = min(first + per_thread, pairs);
     uint32 own = 0;
+#pragma unroll 1
     for (int pair = first; pair < last; ++pair)
         own += Item(args, pair).places(args) * heads;
 
@@ -138,6 +139,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
         return {line, 0, wanted};
     uint32 place = up_to - own;
     if (place <= wanted && wanted < up_to)
+#pragma unroll 1
         for (int pair = first; pair < last; ++pair) {
             const uint32 places = Item(args, pair).places(args) * heads;
             if (wanted < place + places) {

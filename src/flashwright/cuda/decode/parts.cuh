@@ -68,6 +68,7 @@ DEVICE void store_result(const DecodeArguments &args, const Item &item, int row,
 
 // Calls `function(row, index)` for one of `threads` threads' parts of the rows that exist.
 template <int threads, class Function> DEVICE void for_each_part(const Item &item, const Function &function) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < item.tile_rows() * RowPart::of_row; i += threads)
         function(i / RowPart::of_row, i % RowPart::of_row);
 }
@@ -95,8 +96,10 @@ DEVICE void combine(const DecodeArguments &args, const Item &item, const Segment
     constexpr int most_parts = cfg::B_r * RowPart::of_row / threads; // of a thread
     constexpr int parts = most_parts >= 4 ? 4 : most_parts >= 2 ? 2 : 1, batch = parts == 4 ? 4 : 8;
     const int count = item.tile_rows() * RowPart::of_row;
+#pragma unroll 1
     for (int i = threadIdx.x; i < count; i += parts * threads) {
         RowPart part[parts];
+#pragma unroll 1
         for (int first = 0; first < segments.count; first += batch) {
             Pair terms[batch][parts];
             Vector16B values[batch][parts];

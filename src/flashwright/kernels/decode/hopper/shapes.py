@@ -14,6 +14,8 @@ BARRIER_PAIR_BYTES = 16
 STATIC_BYTES = 1024
 """More than the kernel has beside its dynamic shared memory."""
 CONSUMER_REGISTERS = 208
+MOST_OPERAND_REGISTERS = CONSUMER_REGISTERS - 40
+"""For O, S and P; the others hold addresses and sums."""
 
 
 class HopperDecodeShapes:
@@ -27,10 +29,10 @@ class HopperDecodeShapes:
                 f"shared memory: {config} needs {self.shared_bytes} bytes; a thread block has at most {most}. "
                 "Choose a smaller B_c or fewer stages"
             )
-        if self.operand_registers > CONSUMER_REGISTERS - 40:
+        if self.operand_registers > MOST_OPERAND_REGISTERS:
             raise ValueError(
-                f"registers: O, S and P of {config} take {self.operand_registers} registers of a thread; allowed: up to "
-                f"{CONSUMER_REGISTERS - 40}. Choose a smaller B_c"
+                f"registers: O, S and P of {config} take {self.operand_registers} registers of a thread; allowed: "
+                f"up to {MOST_OPERAND_REGISTERS}. Choose a smaller B_c"
             )
 
     def __repr__(self) -> str:
