@@ -57,28 +57,36 @@ def test_the_kernel_is_sound_before_it_is_mutated(run):
 KERNEL, ITEMS, PARTS, COUNTERS = "decode/ampere.cuh", "decode/items.cuh", "decode/parts.cuh", "ptx/atomics.cuh"
 RACE, COPY, BETWEEN_BLOCKS = {"race"}, {"async-copy"}, {"global-race"}
 UNWRITTEN = {"uninitialised-shared"}
+FREE = "wait_for_others(begins); // the stage of the step before is free"
+ARRIVED = "wait_for_others(begins); // what others copied has arrived too"
 
 MUTATIONS = {
     "keys are read before they have arrived": SourceMutation(
-        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();": ";"}, run_own_keys, COPY
+        KERNEL, {"cp_async_wait_group<cfg::stages - 1>();": ";"}, run_own_keys, COPY
     ),
     "what other lanes copied is read before it has arrived": SourceMutation(
-        KERNEL, {"        else\n            __syncwarp();\n": ""}, run_own_keys, COPY | RACE
+        KERNEL, {ARRIVED: "if (begins) __syncthreads();"}, run_own_keys, COPY | RACE
     ),
     "what other warps copied is read before it has arrived": SourceMutation(
-        KERNEL, {"cfg::row_warps > 1 || begins_segment": "begins_segment"}, run_shared_keys, COPY | RACE
+        KERNEL, {ARRIVED: "if (begins) __syncthreads();"}, run_shared_keys, COPY | RACE
     ),
     "Q is read before all have copied it": SourceMutation(
-        KERNEL, {"cfg::row_warps > 1 || begins_segment": "cfg::row_warps > 1"}, run_own_keys, COPY | RACE
+        KERNEL, {ARRIVED: "if (!begins) __syncthreads(); else __syncwarp();"}, run_own_keys, COPY | RACE
+    ),
+    "a stage is filled while other lanes read it": SourceMutation(
+        KERNEL, {FREE: "if (begins) __syncthreads();"}, run_own_keys, COPY | RACE
+    ),
+    "a stage is filled while other warps read it": SourceMutation(
+        KERNEL, {FREE: "if (begins) __syncthreads(); else __syncwarp();"}, run_shared_keys, COPY | RACE
+    ),
+    "a stage is filled while the results in it are read": SourceMutation(
+        KERNEL, {FREE: "if (!begins) __syncthreads(); else __syncwarp();"}, run_items, COPY | RACE
     ),
     "results are written over a stage that other warps read": SourceMutation(
         KERNEL, {"__syncthreads(); // nobody reads the last stage any more": ";"}, run_room_for_results, COPY | RACE
     ),
     "results are combined before all are there": SourceMutation(
         KERNEL, {"__syncthreads(); // all warps' results are there": ""}, run_own_keys, RACE | UNWRITTEN
-    ),
-    "the next segment begins while the last is read": SourceMutation(
-        KERNEL, {"cfg::row_warps > 1 || begins_segment": "cfg::row_warps > 1"}, run_items, COPY | RACE
     ),
     "sums of warps are read before they are there": SourceMutation(
         ITEMS, {"__syncthreads(); // the warps' sums are there": ""}, run_segments, RACE | UNWRITTEN

@@ -12,6 +12,7 @@ struct DecodeArguments {
     const int *page_table;  // the pages of each sequence, in order; null: the cache is not paged
     int64 page_table_stride;
     int page_rows, cache_size; // keys of a page; sequences or pages of the cache
+    int kv_heads;              // of the cache
     int row_tiles;             // of the most rows that a sequence has
     int appended_keys;         // of every sequence
     int line_blocks;           // thread blocks that share what there is to do

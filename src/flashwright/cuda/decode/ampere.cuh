@@ -131,17 +131,19 @@ struct Warp {
     // All segments of the thread block, unit by unit. Calls `finish` at the end of each, when the results of all warps are
     // in shared memory.
     template <class Finish> DEVICE void run(const Finish &finish) {
-        int ahead = 0; // steps whose copies have been started, before the first is computed
         int unit = share.first, copied_stage = 0;
+        int copied = 0; // steps before the first is computed
 #pragma unroll 1
         while (share.is_some) {
             const bool begins = unit == share.first;
-            if (ahead >= cfg::stages - 1)
-                wait_for_copies(begins);
-            copies.start(copied_stage); // that of the step before, which is free
-            copied_stage = copied_stage + 1 == cfg::stages ? 0 : copied_stage + 1;
-            if (++ahead < cfg::stages)
-                continue;
+            wait_for_others(begins); // the stage of the step before is free
+#pragma unroll 1
+            do {
+                copies.start(copied_stage);
+                copied_stage = copied_stage + 1 == cfg::stages ? 0 : copied_stage + 1;
+            } while (++copied < cfg::stages);
+            cp_async_wait_group<cfg::stages - 1>();
+            wait_for_others(begins); // what others copied has arrived too
             if (begins)
                 begin_segment();
             step(Copies::first_key(share.item, unit, key_warp));
@@ -156,11 +158,9 @@ struct Warp {
         cp_async_wait_group<0>(); // of units that do not exist: nothing
     }
 
-    // Waits until the copies of a unit have arrived: this warp's, or those of all warps that share its keys. All of these
-    // have finished with the unit before. Q is copied by all threads, with the first unit of a segment; then nobody reads
-    // the results of the segment before any more.
-    DEVICE void wait_for_copies(bool begins_segment) const {
-        cp_async_wait_group<cfg::stages - 2>();
+    // Waits for the lanes of this warp, or for all warps that share its keys. Q is copied by all threads, with the first
+    // unit of a segment, and they all read the results of the segment before.
+    DEVICE void wait_for_others(bool begins_segment) const {
         if (cfg::row_warps > 1 || begins_segment)
             __syncthreads();
         else
@@ -244,8 +244,7 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     extern __shared__ __align__(bank_line_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ bool is_last;
-    const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    Warp warp{args, shared, Share(args, heads, find_start<shape::threads>(args, heads))};
+    Warp warp{args, shared, Share(args, find_start<shape::threads>(args))};
     warp.run([&] {
         const Share &share = warp.share;
         const Partials partials{args};
@@ -260,7 +259,7 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
         if (whole)
             return;
         const Segments segments = share.segments();
-        if (arrives_last(args, share.item, heads, segments.count, is_last, [] { __syncthreads(); }))
+        if (arrives_last(args, share.item, segments.count, is_last, [] { __syncthreads(); }))
             combine<shape::threads>(args, share.item, segments, partials);
     });
 }

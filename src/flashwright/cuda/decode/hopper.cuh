@@ -216,7 +216,7 @@ struct Consumer {
         if (whole)
             return;
         const Segments segments = share.segments();
-        if (arrives_last(args, item, share.heads, segments.count, is_last,
+        if (arrives_last(args, item, segments.count, is_last,
                          [] { named_barrier_sync(barriers::consumers, consumer_threads); }))
             combine<consumer_threads>(args, item, segments, partials);
     }
@@ -251,8 +251,7 @@ __global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
     extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ bool is_last;
-    const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    const Share share(args, heads, find_start<consumer_threads + warpgroup_threads>(args, heads));
+    const Share share(args, find_start<consumer_threads + warpgroup_threads>(args));
     if (threadIdx.x == 0)
         shared.init_barriers();
     __syncthreads(); // the barriers are there

@@ -97,10 +97,10 @@ struct Start {
 };
 
 // All threads find it together, each with some of the pairs.
-template <int threads> DEVICE Start find_start(const DecodeArguments &args, int heads) {
+template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
     const int pairs = args.forward.batches * args.row_tiles;
     if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
-        const uint32 places = Item(args, 0).places(args) * heads;
+        const uint32 places = Item(args, 0).places(args) * args.kv_heads;
         const Line line(args, places * pairs);
         const int pair = pairs == 1 ? 0 : min((int)(line.begin(blockIdx.x) / places), pairs - 1);
         return {line, pair, pair * places};
@@ -113,7 +113,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
     uint32 own = 0;
 #pragma unroll 1
     for (int pair = first; pair < last; ++pair)
-        own += Item(args, pair).places(args) * heads;
+        own += Item(args, pair).places(args) * args.kv_heads;
 
     // The sum of all threads up to this one: within the warp, then over the warps before.
     uint32 up_to = own;
@@ -141,7 +141,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args, int 
     if (place <= wanted && wanted < up_to)
 #pragma unroll 1
         for (int pair = first; pair < last; ++pair) {
-            const uint32 places = Item(args, pair).places(args) * heads;
+            const uint32 places = Item(args, pair).places(args) * args.kv_heads;
             if (wanted < place + places) {
                 first_pair = pair;
                 first_place = place;
@@ -178,7 +178,6 @@ struct Segments {
 // A thread block's share of the line, segment after segment. It begins with the first.
 struct Share {
     const DecodeArguments &args;
-    const int heads;
     const Line line;
     const uint32 end;
     uint32 first_of_pair; // the first place of the item's pair
@@ -191,8 +190,8 @@ struct Share {
     uint32 begin, first_split, item_end;
     int first, last;
 
-    DEVICE Share(const DecodeArguments &args, int heads, const Start &start)
-        : args(args), heads(heads), line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
+    DEVICE Share(const DecodeArguments &args, const Start &start)
+        : args(args), line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
           place(line.begin(blockIdx.x)), item(args, start.pair) {
         next();
     }
@@ -201,8 +200,8 @@ struct Share {
     DEVICE void next() {
         while (place < end) {
             const uint32 places = item.places(args);
-            if (place >= first_of_pair + places * heads) { // pairs without rows have no places
-                first_of_pair += places * heads;
+            if (place >= first_of_pair + places * args.kv_heads) { // pairs without rows have no places
+                first_of_pair += places * args.kv_heads;
                 item = Item(args, item.pair + 1);
                 continue;
             }

@@ -76,11 +76,11 @@ template <int threads, class Function> DEVICE void for_each_part(const Item &ite
 // Counts a segment as arrived. True in all threads of the last one, which then sees the parts of all others. Threads
 // come with their parts stored; `barrier` waits for all of them.
 template <class Barrier>
-DEVICE bool arrives_last(const DecodeArguments &args, const Item &item, int heads, int segments, bool &is_last,
+DEVICE bool arrives_last(const DecodeArguments &args, const Item &item, int segments, bool &is_last,
                          const Barrier &barrier) {
     barrier(); // all threads have stored
     if (threadIdx.x == 0) {
-        int *arrivals = args.arrivals + item.pair * heads + item.head;
+        int *arrivals = args.arrivals + item.pair * args.kv_heads + item.head;
         is_last = add_one_acq_rel(arrivals) == segments - 1;
         if (is_last)
             *arrivals = 0; // for the next launch
