@@ -27,21 +27,25 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("blocks", (1, 3, 7))
+def first_fast(first: object, *others: object) -> tuple[object, ...]:
+    return first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)
+
+
+@pytest.mark.parametrize("blocks", first_fast(3, 1, 7))
 def test_any_number_of_thread_blocks_shares_the_keys(blocks):
     decoded(SMALL, heads=(40, 1), multiprocessors=blocks, lengths=(200, 1, 64), launches=2)
 
 
-@pytest.mark.parametrize("config", OTHERS)
+@pytest.mark.parametrize("config", first_fast(*OTHERS))
 def test_configs_compute_attention(config):
     decoded(config, rows=3, heads=(36, 1), causal=True, capacity=150, lengths=(150, 33))
 
 
 @pytest.mark.parametrize(
     "options",
-    (
-        {"window": (30, 0), "rows": 3},
+    first_fast(
         {"window": (10, 4), "rows": 70},
+        {"window": (30, 0), "rows": 3},
         {"softcap": 4.0},
         {"head_dim": 40},
         {"heads": (3, 3), "rows": 7},
@@ -110,8 +114,8 @@ def test_configs_without_a_kernel_break_a_rule(changes, rule):
         tile_shapes(replace(parse_config(SMALL), **changes))
 
 
-@pytest.mark.parametrize("d_head", HOPPER_DECODE.d_heads)
-@pytest.mark.parametrize("rows", (33, 128))
+@pytest.mark.parametrize("d_head", first_fast(128, 64, 192, 256))
+@pytest.mark.parametrize("rows", first_fast(128, 33))
 def test_defaults_fit_and_do_not_spill(d_head, rows):
     gpu = GPUModel.of_architecture("a GPU", "sm_90")
     config = HOPPER_DECODE.default_config(Occasion(DType.BF16, d_head, False, "", "", gpu, rows))

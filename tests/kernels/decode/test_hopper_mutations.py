@@ -33,7 +33,9 @@ def run_items() -> None:
     checked(lengths=(60, 50), heads=(100, 1), multiprocessors=1)
 
 
-@pytest.mark.parametrize("run", (run_steps, run_segments, run_items))
+@pytest.mark.parametrize(
+    "run", (run_segments, *(pytest.param(run, marks=pytest.mark.slow) for run in (run_steps, run_items)))
+)
 def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
 
@@ -85,6 +87,15 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=list(MUTATIONS))
+FAST = ("values are overwritten while they are read", "products read keys that threads have copied, without a fence")
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(mutation, id=name, marks=() if name in FAST else pytest.mark.slow)
+        for name, mutation in MUTATIONS.items()
+    ],
+)
 def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
     expect_named_or_wrong(mutation, "flashwright.kernels.decode.hopper.source", monkeypatch)
