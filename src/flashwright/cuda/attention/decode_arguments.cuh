@@ -15,6 +15,7 @@ struct DecodeArguments {
     int kv_heads;              // of the cache
     int row_tiles;             // of the most rows that a sequence has
     int appended_keys;         // of every sequence
+    int item_overhead;         // what an item costs beside its units, in units
     int line_blocks;           // thread blocks that share what there is to do
     int split_units;           // every split has so many units, whatever else is computed; 0: splits are balanced
     // Partial results: rows of O in fp32, not divided by their sums; maxima and sums of rows; how many of an item's

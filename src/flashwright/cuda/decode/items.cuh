@@ -12,9 +12,6 @@
 #include "attention/ranges.cuh"
 #include "ptx/shuffle.cuh"
 
-// What an item costs beside its units, in units.
-constexpr int item_overhead = 2;
-
 struct Item {
     int pair, head = 0; // of (sequence, row tile) pairs; of K and V
     CachedSequence sequence;
@@ -43,12 +40,11 @@ struct Item {
     static DEVICE int group(const DecodeArguments &args) {
         return variant::grouped_heads ? args.forward.q_heads_per_kv_head : 1;
     }
-    // Places in the line before the splits, and with them. An item without rows has none.
-    static DEVICE int lead(const DecodeArguments &args) { return args.split_units ? 0 : item_overhead; }
+    // Places in the line: before the splits, and for each of them. An item without rows has none.
     DEVICE int places(const DecodeArguments &args) const {
         if (rows <= 0)
             return 0;
-        return lead(args) + (args.split_units ? ceil_div(units, args.split_units) : units);
+        return args.item_overhead + (args.split_units ? ceil_div(units, args.split_units) : units);
     }
 
     // Rows of the tile that exist.
@@ -207,7 +203,7 @@ struct Share {
             }
             item.head = (place - first_of_pair) / places;
             item_end = first_of_pair + (item.head + 1) * places;
-            first_split = item_end - places + Item::lead(args);
+            first_split = item_end - places + args.item_overhead;
             begin = max(place, first_split);
             place = args.split_units ? begin + 1 : min(item_end, end);
             const int split_units = max(1, args.split_units);

@@ -14,6 +14,9 @@ from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
 
+ITEM_OVERHEAD = 2
+"""What it costs to begin and to end an item, in units. It counts where thread blocks have several items; where they have
+parts of one, each of them begins and ends once."""
 PAGE_STEP = 16
 """Pages have a multiple of so many keys."""
 
@@ -33,6 +36,7 @@ class DecodeArguments(ctypes.Structure):
         ("kv_heads", ctypes.c_int32),
         ("row_tiles", ctypes.c_int32),
         ("appended_keys", ctypes.c_int32),
+        ("item_overhead", ctypes.c_int32),
         ("line_blocks", ctypes.c_int32),
         ("split_units", ctypes.c_int32),
         ("partial_O", ctypes.c_uint64),
@@ -172,6 +176,7 @@ def decode_launch(
             kv_heads=k.shape[1],
             row_tiles=row_tiles,
             appended_keys=cache.appended_keys,
+            item_overhead=ITEM_OVERHEAD if items > blocks and not split_units else 0,
             line_blocks=_line_blocks(blocks, multiprocessors, items),
             split_units=split_units,
             partial_O=partials_address,
