@@ -52,7 +52,7 @@ struct SharedMemory {
 // first unit of a segment. They run ahead of the computation, and into the next segments. Warps that share keys share the
 // copying.
 struct Copies {
-    static constexpr int groups = cfg::keys_per_warp / key_group, copying_threads = cfg::row_warps * warp_threads;
+    static constexpr int groups = cfg::keys_per_warp / key_group;
 
     const DecodeArguments &args;
     SharedMemory shared;
@@ -78,9 +78,8 @@ struct Copies {
 #pragma unroll
             for (int group = 0; group < groups; ++group) {
                 const KeyGroup keys(args, item, first_key(item, unit, key_warp) + group * key_group, place[group]);
-                const int row = group * key_group, thread = row_warp * warp_threads + lane_index();
-                keys.copy<cfg::keys_per_warp, copying_threads>(shared.K(stage, key_warp), args.forward.K, row, thread); // @operand K
-                keys.copy<cfg::keys_per_warp, copying_threads>(shared.V(stage, key_warp), args.forward.V, row, thread); // @operand V
+                copy(keys, shared.K(stage, key_warp), args.forward.K, group); // @operand K
+                copy(keys, shared.V(stage, key_warp), args.forward.V, group); // @operand V
             }
             if (++unit < share.last) {
                 look_up();
@@ -97,6 +96,10 @@ struct Copies {
     }
 
   private:
+    DEVICE void copy(const KeyGroup &keys, uint32 chunk, const TensorView &tensor, int group) const {
+        keys.copy<cfg::keys_per_warp, cfg::row_warps * warp_threads>(chunk, tensor, group * key_group,
+                                                                     row_warp * warp_threads + lane_index());
+    }
     DEVICE void begin_segment() {
         unit = share.first;
         if (share.is_some)
@@ -197,8 +200,8 @@ struct Warp {
     DEVICE void step(int key) {
         float S[shape::row_tiles][cfg::keys_per_warp / mma_columns][accumulator_values] = {};
         SharedOperand<KFragments, cfg::keys_per_warp, Role::B> K(shared.K(stage, key_warp), lane_index());
-        matmul<cfg::dtype, Q_in_registers ? Place::registers : Place::shared, Place::shared, false, false>( // @product S
-            Q, K, S);
+        constexpr Place Q_place = Q_in_registers ? Place::registers : Place::shared;
+        matmul<cfg::dtype, Q_place, Place::shared, false, false>(Q, K, S); // @product S
         scores.finish(args, share.item, S, first_row, key);
         softmax.template step<false>(S, O); // @phase softmax
         PFragments P;
