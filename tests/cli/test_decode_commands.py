@@ -19,7 +19,7 @@ from flashwright.workbench import ladder as ladder_module
 from flashwright.workbench.ladder import Ladder, Timed, climb, ladder_of, read_ladder, write_ladder
 from flashwright.workbench.ladder_plot import ladder_figure
 
-SMALL = "ampere decode (FP16, 32, 16, 16, 2): rows_1+stages_2+swizzled"
+SMALL = "ampere decode (FP16, 32, 16, 16, 2): rows_1+stages_2+blocks_1+swizzled"
 LADDERS = [(family, d_head) for family in families("decode") if family.ladder is not None for d_head in family.d_heads]
 
 

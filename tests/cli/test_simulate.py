@@ -219,7 +219,11 @@ def test_a_config_computes_masks_caps_groups_and_other_lengths(options: tuple[st
     ("config", "options", "companions"),
     [
         ("ampere backward (BF16, 64, 32, 32, 2): stages_2_1+swizzled", ("--rows", "40", "--causal"), {"rows", "dq"}),
-        ("ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled", ("--rows", "1", "--keys", "100"), set()),
+        (
+            "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+blocks_1+swizzled",
+            ("--rows", "1", "--keys", "100"),
+            set(),
+        ),
     ],
 )
 def test_configs_of_every_operation_run(config: str, options: tuple[str, ...], companions: set[str]) -> None:

@@ -103,3 +103,47 @@ def test_streams_work_side_by_side():
                 results.append(flash_attn_with_kvcache(q, k, v))
     torch.cuda.synchronize()
     assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "head_dim"), [((128, 1), 1, 128), ((64, 1), 2, 64), ((16, 2), 16, 256), ((40, 1), 1, 192)]
+)
+@pytest.mark.parametrize("pages", (False, True))
+def test_tiles_of_many_packed_rows(heads, rows, head_dim, pages):
+    q = some(3, rows, heads[0], head_dim, seed=0, dtype=torch.bfloat16)
+    k, v = (some(3, 1024, heads[1], head_dim, seed=seed, dtype=torch.bfloat16) for seed in (1, 2))
+    arguments: dict[str, Any] = {"cache_seqlens": int32(1000, 3, 517), "causal": True}
+    if pages:
+        order = torch.randperm(3 * 64, generator=torch.Generator().manual_seed(0)).int()
+        k, v = (
+            torch.empty_like(x.view(-1, 16, *x.shape[2:])).index_copy_(0, order.long(), x.view(-1, 16, *x.shape[2:]))
+            for x in (k, v)
+        )
+        arguments["block_table"] = order.view(3, 64)
+    expected, expected_lse = flash_attn_with_kvcache(q, k, v, **arguments, return_softmax_lse=True)
+    on_gpu_arguments = {name: on_gpu(value) for name, value in arguments.items()}
+    out, lse = flash_attn_with_kvcache(q.cuda(), k.cuda(), v.cuda(), **on_gpu_arguments, return_softmax_lse=True)
+    torch.testing.assert_close(out.cpu(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse.cpu(), expected_lse, rtol=1e-2, atol=1e-2)
+
+
+def test_captured_graphs_are_replayed_side_by_side():
+    q, k, v = a_cache()
+    expected = flash_attn_with_kvcache(q, k, v)
+    streams, graphs, outputs = [torch.cuda.Stream() for _ in range(3)], [], []
+    for stream in streams:
+        out, graph = torch.empty_like(q), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(5):
+                flash_attn_with_kvcache(q, k, v, out=out)
+        graphs.append(graph)
+        outputs.append(out)
+    for _ in range(20):
+        for out in outputs:
+            out.fill_(torch.nan)
+        torch.cuda.synchronize()
+        for stream, graph in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, expected) for out in outputs)

@@ -23,7 +23,7 @@ from flashwright.operators.ragged_append import append_ragged
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import CacheTensors, DecodeKind, NewRows
 
-CONFIG = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled"
+CONFIG = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+blocks_1+swizzled"
 
 
 def naive(q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:

@@ -282,7 +282,7 @@ def test_an_edit_that_finds_nothing_is_refused(small_config, header, old, messag
     "text",
     [
         "ampere backward (BF16, 64, 64, 64, 4): stages_2_1+swizzled",
-        "ampere decode (BF16, 64, 16, 16, 2): rows_1+stages_2+swizzled",
+        "ampere decode (BF16, 64, 16, 16, 2): rows_1+stages_2+blocks_1+swizzled",
     ],
     ids=["backward", "decode"],
 )

@@ -11,6 +11,7 @@ from typing import Any
 from flashwright.kernels.backward.ampere import AMPERE_BACKWARD
 from flashwright.kernels.backward.hopper import HOPPER_BACKWARD
 from flashwright.kernels.decode.ampere import AMPERE_DECODE
+from flashwright.kernels.decode.hopper import HOPPER_DECODE
 from flashwright.kernels.family import (
     DEFAULT_SPACE,
     FULL_SPACE,
@@ -158,3 +159,4 @@ register(HOPPER_FORWARD)
 register(AMPERE_BACKWARD)
 register(HOPPER_BACKWARD)
 register(AMPERE_DECODE)
+register(HOPPER_DECODE)

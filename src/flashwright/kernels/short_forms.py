@@ -18,15 +18,17 @@ def config_parser(
     options: Mapping[str, str],
     example: str,
     counts: Mapping[str, str] = _NO_COUNTS,
+    *,
+    sizes: int = 4,
 ) -> Callable[[str], ConfigT]:
-    """Reads configs whose fields are a dtype, four sizes, the groups of the expression `numbers`, counts, and switches,
-    by their names in short forms: `counts`, with a number behind the name and 1 where they are left out, and
+    """Reads configs whose fields are a dtype, so many sizes, the groups of the expression `numbers`, counts, and
+    switches, by their names in short forms: `counts`, with a number behind the name and 1 where they are left out, and
     `options`."""
     type_name = config_type.__name__
     allowed = (*(f"{token}_N" for token in counts), *options)
-    sizes = r",\s*(\d+)\s*" * 4
+    size_list = r",\s*(\d+)\s*" * sizes
     words = r"\s+".join(prefix.split())
-    short_form = re.compile(rf"{words}\s*\(\s*(\w+)\s*{sizes}\)\s*:\s*{numbers}((?:\+\w+)*)", re.IGNORECASE)
+    short_form = re.compile(rf"{words}\s*\(\s*(\w+)\s*{size_list}\)\s*:\s*{numbers}((?:\+\w+)*)", re.IGNORECASE)
     cpp_struct = re.compile(rf"{type_name}\s*\{{([^{{}}]*)\}}")
     never_zero = short_form.groups - 1 + len(counts)  # all fields but the switches
 

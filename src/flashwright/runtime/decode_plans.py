@@ -30,6 +30,7 @@ from flashwright.kernels.tensors import DeviceTensor, check_layout
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.arrival_counters import arrival_counters
 from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
 from flashwright.runtime.parameters import WORD_BYTES, Parameters, words_of
@@ -95,8 +96,6 @@ class DecodeKind:
         self.split_units = split_units
         self.choose = choose
         self.arrangements: dict[tuple[Any, ...], DecodeArrangement] = {}
-        self._arrivals: dict[int, torch.Tensor] = {}
-        """By stream: launches of one stream follow one another, and each leaves its counters at zero."""
 
     def run(
         self,
@@ -124,17 +123,6 @@ class DecodeKind:
                 self.arrangements.clear()
             arrangement = self.arrangements[layout] = DecodeArrangement(self, tensors, cache, new)
         return arrangement.run(tensors)
-
-    def arrivals(self, count: int, stream: int, device: Any) -> torch.Tensor:
-        """Counters at zero. A captured launch has its own, cleared whenever it is replayed: replays on several streams
-        may overlap."""
-        torch = self.torch
-        if torch.cuda.is_current_stream_capturing():
-            return torch.zeros(count, dtype=torch.int32, device=device)
-        known = self._arrivals.get(stream)
-        if known is None or len(known) < count:
-            known = self._arrivals[stream] = torch.zeros(count, dtype=torch.int32, device=device)
-        return known
 
 
 _K, _V = (getattr(ForwardArguments, name).offset // WORD_BYTES for name in "KV")
@@ -197,7 +185,7 @@ class DecodeArrangement:
         ]
         view = _cache_view(q, cache, 0 if new.k is None else new.k.shape[2])
         group_rows = (cache.max_q_length if cache.q_starts is not None else q.shape[2]) * (q.shape[1] // k.shape[1])
-        config = kind.choose(q.shape[3], group_rows)
+        config: Any = kind.choose(q.shape[3], group_rows)
         blocks = multiprocessors(index)
         self.scratch: DecodeScratch = decode_scratch(
             config, views[0], views[1], view, multiprocessors=blocks, split_units=kind.split_units
@@ -238,7 +226,7 @@ class DecodeArrangement:
         stream = torch._C._cuda_getCurrentRawStream(index)
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if kind.returns_lse else None
         partials = torch.empty(self.scratch.partial_bytes, dtype=torch.uint8, device=q.device)
-        arrivals = kind.arrivals(self.scratch.arrivals, stream, q.device)
+        arrivals = arrival_counters(q.device).take(self.scratch.arrivals, stream)
         rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if self.rotates_queries else None
         addresses += [0 if x is None else x.data_ptr() for x in (lse, partials, arrivals, rotated)]
         if index == torch._C._cuda_getDevice():

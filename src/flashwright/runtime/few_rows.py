@@ -15,6 +15,7 @@ from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.decode.launch import DecodeArguments
 from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.problem.lengths import MAX_LENGTH
+from flashwright.runtime.arrival_counters import arrival_counters
 from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeArrangement, DecodeKind
 from flashwright.runtime.parameters import WORD_BYTES, Parameters
 from flashwright.runtime.tensors import VECTOR_MASK, in_vectors
@@ -114,6 +115,7 @@ class FewRowsPlan:
         self.words = decoded.own.words
         self.own = slice(0, len(self.words))
         self.partials = partials_of_streams(kind.device_index)
+        self.arrivals = arrival_counters(q.device)
         self.spare: list[Parameters] = []
         """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
 
@@ -187,7 +189,7 @@ class FewRowsArrangement:
         words[_O] = o_address
         words[_PARTIAL_O] = partials_address
         words[_PARTIAL_TERMS] = partials_address + scratch.partial_terms
-        words[_ARRIVALS] = plan.kind.arrivals(scratch.arrivals, stream, device).data_ptr()
+        words[_ARRIVALS] = plan.arrivals.take(scratch.arrivals, stream).data_ptr()
         lse = None
         if plan.returns_lse:
             lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)

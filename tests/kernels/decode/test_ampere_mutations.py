@@ -9,8 +9,10 @@ pytest.importorskip("torch")
 from decode_cases import decoded
 from mutations import WRONG, SourceMutation, expect_named_or_wrong
 
-OWN_KEYS = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+swizzled"
-SHARED_KEYS = "ampere decode (FP16, 64, 32, 16, 4): rows_2+stages_3+swizzled"
+OWN_KEYS = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+blocks_1+swizzled"
+SHARED_KEYS = "ampere decode (FP16, 64, 32, 16, 4): rows_2+stages_3+blocks_1+swizzled"
+
+ROOM_FOR_RESULTS = "ampere decode (FP16, 64, 32, 32, 4): rows_2+stages_2+blocks_1+swizzled"
 
 
 def checked(config: str, **problem: object) -> None:
@@ -31,7 +33,7 @@ def run_shared_keys() -> None:
 
 def run_segments() -> None:
     """Several items, of several segments each; the second launch finds what the first has left."""
-    checked(OWN_KEYS, lengths=(200, 90), heads=(2, 1), multiprocessors=3, launches=2)
+    checked(OWN_KEYS, lengths=(200, 90), heads=(12, 1), multiprocessors=3, launches=2)
 
 
 def run_items() -> None:
@@ -39,7 +41,12 @@ def run_items() -> None:
     checked(OWN_KEYS, lengths=(60, 50, 200), heads=(2, 1), multiprocessors=1)
 
 
-RUNS = (run_own_keys, run_shared_keys, run_segments, run_items)
+def run_room_for_results() -> None:
+    """A stage has room for the rows of O."""
+    checked(ROOM_FOR_RESULTS, lengths=(200,), heads=(20, 1), multiprocessors=1)
+
+
+RUNS = (run_room_for_results, run_own_keys, run_shared_keys, run_segments, run_items)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -47,32 +54,39 @@ def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
 
 
-KERNEL, ITEMS, COUNTERS = "decode/ampere.cuh", "decode/items.cuh", "ptx/atomics.cuh"
+KERNEL, ITEMS, PARTS, COUNTERS = "decode/ampere.cuh", "decode/items.cuh", "decode/parts.cuh", "ptx/atomics.cuh"
 RACE, COPY, BETWEEN_BLOCKS = {"race"}, {"async-copy"}, {"global-race"}
-FENCE = 'asm volatile("fence.acq_rel.gpu;" ::: "memory");'
 UNWRITTEN = {"uninitialised-shared"}
+FREE = "wait_for_others(begins); // the stage of the step before is free"
+ARRIVED = "wait_for_others(begins); // what others copied has arrived too"
 
 MUTATIONS = {
     "keys are read before they have arrived": SourceMutation(
-        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        if constexpr": "if constexpr"}, run_own_keys, COPY
+        KERNEL, {"cp_async_wait_group<cfg::stages - 1>();": ";"}, run_own_keys, COPY
     ),
     "what other lanes copied is read before it has arrived": SourceMutation(
-        KERNEL, {"            __syncwarp();\n        else": "            ;\n        else"}, run_own_keys, COPY | RACE
+        KERNEL, {ARRIVED: "if (begins) __syncthreads();"}, run_own_keys, COPY | RACE
     ),
     "what other warps copied is read before it has arrived": SourceMutation(
-        KERNEL, {"        else\n            __syncthreads();\n": ""}, run_shared_keys, COPY | RACE
+        KERNEL, {ARRIVED: "if (begins) __syncthreads();"}, run_shared_keys, COPY | RACE
     ),
     "Q is read before all have copied it": SourceMutation(
-        KERNEL, {"cp_async_wait_group<cfg::stages - 2>();\n        __syncthreads();": ";"}, run_own_keys, COPY | RACE
+        KERNEL, {ARRIVED: "if (!begins) __syncthreads(); else __syncwarp();"}, run_own_keys, COPY | RACE
     ),
-    "results are written over stages that are read": SourceMutation(
-        KERNEL, {"__syncthreads();          // nobody reads stages any more": ""}, run_shared_keys, COPY | RACE
+    "a stage is filled while other lanes read it": SourceMutation(
+        KERNEL, {FREE: "if (begins) __syncthreads();"}, run_own_keys, COPY | RACE
+    ),
+    "a stage is filled while other warps read it": SourceMutation(
+        KERNEL, {FREE: "if (begins) __syncthreads(); else __syncwarp();"}, run_shared_keys, COPY | RACE
+    ),
+    "a stage is filled while the results in it are read": SourceMutation(
+        KERNEL, {FREE: "if (!begins) __syncthreads(); else __syncwarp();"}, run_items, COPY | RACE
+    ),
+    "results are written over a stage that other warps read": SourceMutation(
+        KERNEL, {"__syncthreads(); // nobody reads the last stage any more": ";"}, run_room_for_results, COPY | RACE
     ),
     "results are combined before all are there": SourceMutation(
         KERNEL, {"__syncthreads(); // all warps' results are there": ""}, run_own_keys, RACE | UNWRITTEN
-    ),
-    "the next segment begins while the last is read": SourceMutation(
-        KERNEL, {"__syncthreads(); // the segment before is not read any more": ""}, run_items, COPY | RACE
     ),
     "sums of warps are read before they are there": SourceMutation(
         ITEMS, {"__syncthreads(); // the warps' sums are there": ""}, run_segments, RACE | UNWRITTEN
@@ -81,25 +95,25 @@ MUTATIONS = {
         ITEMS, {"__syncthreads(); // the one thread that found it has written it": ""}, run_segments, RACE | UNWRITTEN
     ),
     "whoever is last does not know it yet": SourceMutation(
-        KERNEL, {"__syncthreads(); // one thread knows whether it is the last": ""}, run_segments, RACE | UNWRITTEN
+        PARTS, {"barrier(); // one thread knows whether it is the last": ""}, run_segments, RACE | UNWRITTEN
     ),
     "a segment is counted before all threads have stored it": SourceMutation(
-        KERNEL, {"__syncthreads(); // all threads have stored": ""}, run_segments, BETWEEN_BLOCKS
+        PARTS, {"barrier(); // all threads have stored": ""}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are counted without release and acquire": SourceMutation(
-        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
+        COUNTERS, {"atom.acq_rel.gpu": "atom.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are counted without acquire": SourceMutation(
-        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.release.gpu"}, run_segments, BETWEEN_BLOCKS
+        COUNTERS, {"atom.acq_rel.gpu": "atom.release.gpu"}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are counted without release": SourceMutation(
-        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.acquire.gpu"}, run_segments, BETWEEN_BLOCKS
+        COUNTERS, {"atom.acq_rel.gpu": "atom.acquire.gpu"}, run_segments, BETWEEN_BLOCKS
     ),
     "segments are released to the own thread block": SourceMutation(
-        COUNTERS, {FENCE: "", "atom.acq_rel.gpu": "atom.acq_rel.cta"}, run_segments, BETWEEN_BLOCKS
+        COUNTERS, {"atom.acq_rel.gpu": "atom.acq_rel.cta"}, run_segments, BETWEEN_BLOCKS
     ),
     "counters are left as they are": SourceMutation(
-        KERNEL, {"*arrivals = 0; // for the next launch": ";"}, run_segments
+        PARTS, {"*arrivals = 0; // for the next launch": ";"}, run_segments
     ),
 }
 

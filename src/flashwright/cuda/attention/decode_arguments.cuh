@@ -12,8 +12,11 @@ struct DecodeArguments {
     const int *page_table;  // the pages of each sequence, in order; null: the cache is not paged
     int64 page_table_stride;
     int page_rows, cache_size; // keys of a page; sequences or pages of the cache
+    int kv_heads;              // of the cache
     int row_tiles;             // of the most rows that a sequence has
     int appended_keys;         // of every sequence
+    int item_overhead;         // what an item costs beside its units, in units
+    int line_blocks;           // thread blocks that share what there is to do
     int split_units;           // every split has so many units, whatever else is computed; 0: splits are balanced
     // Partial results: rows of O in fp32, not divided by their sums; maxima and sums of rows; how many of an item's
     // segments have arrived.
@@ -45,18 +48,17 @@ struct CachedSequence {
             pages = args.page_table + cache * args.page_table_stride;
     }
 
-    // Whether there is a page for a key: a number beyond the cache's pages is none.
-    DEVICE bool has_page(const DecodeArguments &args, int key) const {
-        return !pages || (uint32)pages[key / args.page_rows] < (uint32)args.cache_size;
+    // Where the cache has a key below `kv_length`: in a page, or in a sequence's rows; -1 if nowhere. A number beyond the
+    // cache's pages is no page.
+    DEVICE int place_of(const DecodeArguments &args, int key) const {
+        if (!pages)
+            return cache;
+        const int page = pages[(uint32)key / args.page_rows];
+        return (uint32)page < (uint32)args.cache_size ? page : -1;
     }
-
-    // The row of a cache that holds a key, for one head.
-    DEVICE const char *row(const DecodeArguments &args, const TensorView &tensor, int head, int key) const {
-        int index = cache;
-        if (pages) {
-            index = clamp(pages[key / args.page_rows], 0, args.cache_size - 1);
-            key %= args.page_rows;
-        }
-        return head_start(tensor, index, head) + key * tensor.row_stride * element_bytes;
+    // The row of a cache that holds a key which is in such a place, for one head.
+    DEVICE const char *row_in(const DecodeArguments &args, int place, const TensorView &tensor, int head, int key) const {
+        const int row = pages ? (uint32)key % args.page_rows : key;
+        return head_start(tensor, place, head) + row * tensor.row_stride * element_bytes;
     }
 };

@@ -87,9 +87,11 @@ template <int> __global__ void __launch_bounds__(append_threads)
         const char *source = head_start(job.source, batch, head) + row * job.source.row_stride * element_bytes;
         char *target;
         if (job.into_cache) {
-            if (position < 0 || position >= args.decode.forward.kv_length || !sequence.has_page(args.decode, position))
+            const bool fits = 0 <= position && position < args.decode.forward.kv_length;
+            const int place = fits ? sequence.place_of(args.decode, position) : -1;
+            if (place < 0)
                 continue; // nothing is written outside of the cache, or into another sequence's pages
-            target = const_cast<char *>(sequence.row(args.decode, job.target, head, position));
+            target = const_cast<char *>(sequence.row_in(args.decode, place, job.target, head, position));
         } else {
             target = head_start(job.target, batch, head) + row * job.target.row_stride * element_bytes;
         }

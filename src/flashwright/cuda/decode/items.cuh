@@ -2,8 +2,9 @@
 //
 // An item is a tile of packed rows of one sequence and one head of K and V: the rows of all heads of Q that share the
 // head, one query after the other. Its keys are visited in units; a split is one unit, or a fixed number of them. All
-// splits of all items stand in one line, of which every thread block has an equal share. A thread block's part of an item
-// is a segment. An item with several segments is combined by whoever arrives last.
+// items stand in one line, of which every thread block has an equal share. An item has a place for each of its splits,
+// behind some places for what it costs to begin and to end it. A thread block's part of an item's splits is a segment. An
+// item with several segments is combined by whoever arrives last.
 //
 // Lengths are read here, on the device: a captured launch stays right, and balanced, as caches grow.
 #pragma once
@@ -12,37 +13,48 @@
 #include "ptx/shuffle.cuh"
 
 struct Item {
-    int pair, head; // of (sequence, row tile) pairs; of K and V
+    int pair, head = 0; // of (sequence, row tile) pairs; of K and V
     CachedSequence sequence;
     int first_row, rows; // packed rows of the tile, and how many there are from the first to the sequence's last
     Window window;       // of keys counted from `kv_begin`
     int first_unit, units;
 
-    DEVICE Item(const DecodeArguments &args, int pair, int head)
-        : pair(pair), head(head), sequence(args, batch(args)), first_row(pair % args.row_tiles * cfg::B_r),
+    DEVICE Item(const DecodeArguments &args, int pair)
+        : pair(pair), sequence(args, batch(args)),
+          first_row(args.row_tiles == 1 ? 0 : pair % args.row_tiles * cfg::B_r),
           rows(sequence.q_length * group(args) - first_row),
           window(args.forward.window_left, args.forward.window_right, args.forward.align_bottom_right, sequence.q_length,
                  sequence.kv_end - sequence.kv_begin) {
-        const int last_packed = min(first_row + cfg::B_r, sequence.q_length * group(args)) - 1;
-        const int first_key = sequence.kv_begin + window.first_key(first_row / group(args));
-        const int last_key = sequence.kv_begin + window.last_key(last_packed / group(args));
+        // Divisions take long at the beginning of a kernel: none where one tile has all rows.
+        const bool has_all_rows = first_row + cfg::B_r >= sequence.q_length * group(args);
+        const int first_query = first_row == 0 ? 0 : first_row / group(args);
+        const int last_query = has_all_rows ? sequence.q_length - 1 : (first_row + cfg::B_r - 1) / group(args);
+        const int first_key = sequence.kv_begin + window.first_key(first_query);
+        const int last_key = sequence.kv_begin + window.last_key(last_query);
         first_unit = first_key / shape::unit_keys;
         // An item without keys has a unit too: its rows are written.
         units = rows <= 0 ? 0 : max(1, last_key / shape::unit_keys + 1 - first_unit);
     }
 
-    DEVICE int batch(const DecodeArguments &args) const { return pair / args.row_tiles; }
+    DEVICE int batch(const DecodeArguments &args) const { return args.row_tiles == 1 ? pair : pair / args.row_tiles; }
     static DEVICE int group(const DecodeArguments &args) {
         return variant::grouped_heads ? args.forward.q_heads_per_kv_head : 1;
     }
-    DEVICE int splits(const DecodeArguments &args) const {
-        return args.split_units ? ceil_div(units, args.split_units) : units;
+    // Places in the line: before the splits, and for each of them. An item without rows has none.
+    DEVICE int places(const DecodeArguments &args) const {
+        if (rows <= 0)
+            return 0;
+        return args.item_overhead + (args.split_units ? ceil_div(units, args.split_units) : units);
     }
 
+    // Rows of the tile that exist.
+    DEVICE int tile_rows() const { return min(cfg::B_r, rows); }
     // The row of a tensor of Q's shape that belongs to a packed row of the tile.
-    DEVICE int query(const DecodeArguments &args, int row) const { return (first_row + row) / group(args); }
+    DEVICE int query(const DecodeArguments &args, int row) const {
+        return sequence.q_length == 1 ? 0 : (first_row + row) / group(args);
+    }
     DEVICE int q_head(const DecodeArguments &args, int row) const {
-        return head * group(args) + (first_row + row) % group(args);
+        return head * group(args) + first_row + row - query(args, row) * group(args);
     }
     DEVICE char *row_of(const DecodeArguments &args, const TensorView &tensor, int row) const {
         return head_start(tensor, variant::variable_lengths ? 0 : batch(args), q_head(args, row)) +
@@ -50,67 +62,164 @@ struct Item {
     }
 };
 
-// The line of all splits, and a thread block's share of it.
+// The line of all items, and the shares that thread blocks have of it.
 struct Line {
-    int64 total;
+    uint32 places, blocks, share, rest; // of as many thread blocks as have one: places / blocks, and what that leaves
 
-    DEVICE int64 begin(int block) const { return total * block / gridDim.x; }
-    // The thread block that has a split; of several that begin with it, the last, which is not empty.
-    DEVICE int block_of(int64 split) const { return ((split + 1) * gridDim.x - 1) / total; }
+    DEVICE Line(const DecodeArguments &args, uint32 places)
+        : places(places), blocks(max(1u, min((uint32)args.line_blocks, places))), share(places / blocks),
+          rest(places - share * blocks) {}
+
+    DEVICE uint32 begin(uint32 block) const {
+        block = min(block, blocks);
+        return block * share + (rest == 0 ? 0 : block * rest / blocks);
+    }
+    // The thread block that has a place.
+    DEVICE uint32 block_of(uint32 place) const {
+        uint32 block = min((uint32)((float)place * blocks / places), blocks - 1);
+        while (begin(block) > place) // the quotient was rounded
+            --block;
+        while (begin(block + 1) <= place)
+            ++block;
+        return block;
+    }
 };
 
 // Where a thread block begins.
 struct Start {
     Line line;
-    int pair;          // which has its first split
-    int64 first_split; // of that pair, in the line
+    int pair;           // which has its first place
+    uint32 first_place; // of that pair, in the line
 };
 
 // All threads find it together, each with some of the pairs.
 template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
+    const int pairs = args.forward.batches * args.row_tiles;
+    if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
+        const uint32 places = Item(args, 0).places(args) * args.kv_heads;
+        const Line line(args, places * pairs);
+        const int pair = pairs == 1 ? 0 : min((int)(line.begin(blockIdx.x) / places), pairs - 1);
+        return {line, pair, pair * places};
+    }
     constexpr int warps = threads / warp_threads;
-    __shared__ int64 of_warps[warps], first_split;
+    __shared__ uint32 of_warps[warps], first_place;
     __shared__ int first_pair;
-    const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    const int pairs = args.forward.batches * args.row_tiles, per_thread = ceil_div(pairs, threads);
+    const int per_thread = ceil_div(pairs, threads);
     const int first = min((int)threadIdx.x * per_thread, pairs), last = min(first + per_thread, pairs);
-    int64 own = 0;
+    uint32 own = 0;
+#pragma unroll 1
     for (int pair = first; pair < last; ++pair)
-        own += (int64)Item(args, pair, 0).splits(args) * heads;
+        own += Item(args, pair).places(args) * args.kv_heads;
 
     // The sum of all threads up to this one: within the warp, then over the warps before.
-    int64 up_to = own;
+    uint32 up_to = own;
 #pragma unroll
     for (int distance = 1; distance < warp_threads; distance *= 2) {
-        const int64 below = __shfl_up_sync(all_lanes, up_to, distance);
+        const uint32 below = __shfl_up_sync(all_lanes, up_to, distance);
         if (lane_index() >= distance)
             up_to += below;
     }
     if (lane_index() == warp_threads - 1)
         of_warps[threadIdx.x / warp_threads] = up_to;
     __syncthreads(); // the warps' sums are there
-    int64 total = 0;
+    uint32 total = 0;
 #pragma unroll
     for (int warp = 0; warp < warps; ++warp) {
         if (warp < (int)threadIdx.x / warp_threads)
             up_to += of_warps[warp];
         total += of_warps[warp];
     }
-    const Line line{total};
-    const int64 wanted = line.begin(blockIdx.x);
+    const Line line(args, total);
+    const uint32 wanted = line.begin(blockIdx.x);
     if (wanted == line.begin(blockIdx.x + 1)) // the same for all threads
         return {line, 0, wanted};
-    int64 split = up_to - own;
-    if (split <= wanted && wanted < up_to)
+    uint32 place = up_to - own;
+    if (place <= wanted && wanted < up_to)
+#pragma unroll 1
         for (int pair = first; pair < last; ++pair) {
-            const int64 splits = (int64)Item(args, pair, 0).splits(args) * heads;
-            if (wanted < split + splits) {
+            const uint32 places = Item(args, pair).places(args) * args.kv_heads;
+            if (wanted < place + places) {
                 first_pair = pair;
-                first_split = split;
+                first_place = place;
                 break;
             }
-            split += splits;
+            place += places;
         }
     __syncthreads(); // the one thread that found it has written it
-    return {line, first_pair, first_split};
+    return {line, first_pair, first_place};
 }
+
+// The segments of an item, in the order of its keys: each has a slot for its parts.
+struct Segments {
+    uint32 first_slot, other_slots, step; // of the first; of segment i > 0: other_slots + i * step
+    int count;
+
+    // Of an item whose splits have the places [first, last) of the line.
+    DEVICE Segments(const DecodeArguments &args, const Line &line, uint32 first, uint32 last) {
+        if (args.split_units) { // each split is one
+            first_slot = other_slots = first;
+            step = 1;
+            count = last - first;
+        } else { // a thread block has parts of two items at most: of its first, and of its last
+            const uint32 block = line.block_of(first);
+            first_slot = 2 * block + (line.begin(block) < first);
+            other_slots = 2 * block;
+            step = 2;
+            count = line.block_of(last - 1) - block + 1;
+        }
+    }
+    DEVICE uint32 slot(int index) const { return index == 0 ? first_slot : other_slots + index * step; }
+};
+
+// A thread block's share of the line, segment after segment. It begins with the first.
+struct Share {
+    const DecodeArguments &args;
+    const Line line;
+    const uint32 end;
+    uint32 first_of_pair; // the first place of the item's pair
+    uint32 place;         // the next to look at
+
+    // The segment, if there is one: the units [first, last) of an item, of whose splits the places are
+    // [first_split, item_end).
+    bool is_some;
+    Item item;
+    uint32 begin, first_split, item_end;
+    int first, last;
+
+    DEVICE Share(const DecodeArguments &args, const Start &start)
+        : args(args), line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
+          place(line.begin(blockIdx.x)), item(args, start.pair) {
+        next();
+    }
+
+    // Moves on to the next segment, if there is one.
+    DEVICE void next() {
+        while (place < end) {
+            const uint32 places = item.places(args);
+            if (place >= first_of_pair + places * args.kv_heads) { // pairs without rows have no places
+                first_of_pair += places * args.kv_heads;
+                item = Item(args, item.pair + 1);
+                continue;
+            }
+            item.head = (place - first_of_pair) / places;
+            item_end = first_of_pair + (item.head + 1) * places;
+            first_split = item_end - places + args.item_overhead;
+            begin = max(place, first_split);
+            place = args.split_units ? begin + 1 : min(item_end, end);
+            const int split_units = max(1, args.split_units);
+            first = (begin - first_split) * split_units;
+            last = min((int)(place - first_split) * split_units, item.units);
+            is_some = begin < end; // or else only what stands before the splits is in the share
+            if (is_some)
+                return;
+        }
+        is_some = false;
+    }
+
+    DEVICE bool is_whole_item() const { return begin == first_split && place == item_end; }
+    DEVICE Segments segments() const { return Segments(args, line, first_split, item_end); }
+    // Where the parts of this segment lie.
+    DEVICE uint32 slot() const {
+        return args.split_units ? begin : 2 * blockIdx.x + (line.begin(blockIdx.x) < begin);
+    }
+};

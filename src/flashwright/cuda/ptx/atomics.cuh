@@ -6,7 +6,6 @@
 // comes before; what others wrote before they added is visible after.
 DEVICE int add_one_acq_rel(int *counter) {
     int before;
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     return before;
 }

@@ -21,3 +21,8 @@ DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: 
 template <int pending> DEVICE void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+// Arrives at a barrier when all of this thread's copies so far have come; one of the arrivals that the barrier expects.
+DEVICE void cp_async_mbarrier_arrive(uint32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}

@@ -14,6 +14,9 @@ from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
 
+ITEM_OVERHEAD = 2
+"""What it costs to begin and to end an item, in units. It counts where thread blocks have several items; where they
+have parts of one, each of them begins and ends once."""
 PAGE_STEP = 16
 """Pages have a multiple of so many keys."""
 
@@ -30,8 +33,11 @@ class DecodeArguments(ctypes.Structure):
         ("page_table_stride", ctypes.c_int64),
         ("page_rows", ctypes.c_int32),
         ("cache_size", ctypes.c_int32),
+        ("kv_heads", ctypes.c_int32),
         ("row_tiles", ctypes.c_int32),
         ("appended_keys", ctypes.c_int32),
+        ("item_overhead", ctypes.c_int32),
+        ("line_blocks", ctypes.c_int32),
         ("split_units", ctypes.c_int32),
         ("partial_O", ctypes.c_uint64),
         ("partial_terms", ctypes.c_uint64),
@@ -41,6 +47,9 @@ class DecodeArguments(ctypes.Structure):
 
 class Splitting(Blocking, Protocol):
     """What a launch depends on of a config: B_r packed rows a tile, B_c keys a unit."""
+
+    @property
+    def blocks_per_sm(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ def decode_scratch(
     split_units: int = 0,
 ) -> DecodeScratch:
     _, items = _items(config, q, k, cache)
-    slots = 2 * multiprocessors
+    slots = 2 * multiprocessors * config.blocks_per_sm
     if split_units:
         units = -(-_capacity(k, cache) // config.B_c) + 1  # a window may begin within a unit
         slots = items * -(-units // split_units)
@@ -149,11 +158,12 @@ def decode_launch(
     forward.q_starts = cache.q_starts
     if cache.q_starts:
         forward.lse_batch_stride = 0
-    row_tiles, _ = _items(config, q, k, cache)
+    row_tiles, items = _items(config, q, k, cache)
     scratch = decode_scratch(config, q, k, cache, multiprocessors=multiprocessors, split_units=split_units)
+    blocks = multiprocessors * config.blocks_per_sm
     return DecodeLaunch(
         variant=variant,
-        grid=(multiprocessors, 1, 1),
+        grid=(blocks, 1, 1),
         arguments=DecodeArguments(
             forward,
             kv_lengths=cache.kv_lengths,
@@ -163,8 +173,11 @@ def decode_launch(
             page_table_stride=cache.page_table_stride,
             page_rows=k.shape[2],
             cache_size=k.shape[0],
+            kv_heads=k.shape[1],
             row_tiles=row_tiles,
             appended_keys=cache.appended_keys,
+            item_overhead=ITEM_OVERHEAD if items > blocks and not split_units else 0,
+            line_blocks=_line_blocks(blocks, multiprocessors, items),
             split_units=split_units,
             partial_O=partials_address,
             partial_terms=partials_address + scratch.partial_terms,
@@ -174,6 +187,15 @@ def decode_launch(
 
 
 DECODE = Operation("decode", decode_launch, reads_cache=True, one_tile={"multiprocessors": 1})
+
+
+def _line_blocks(blocks: int, multiprocessors: int, items: int) -> int:
+    """How many of so many thread blocks share the items. Where these are equally long, a share should be a whole number
+    of them, or a whole part of one: fewer segments begin and end. For that some thread blocks may have nothing to do,
+    but not more than one in twenty multiprocessors."""
+    per_block = -(-items // blocks)
+    aligned = blocks // items * items if per_block == 1 else items // per_block if items % per_block == 0 else blocks
+    return aligned if 20 * aligned >= 19 * multiprocessors else blocks
 
 
 def _capacity(k: DeviceTensor, cache: CacheView) -> int:

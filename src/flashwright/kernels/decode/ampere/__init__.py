@@ -21,9 +21,9 @@ AMPERE_DECODE = KernelFamily(
     parse=config_parser(
         AmpereDecodeKernelConfig,
         "ampere decode",
-        r"rows_(\d+)\+stages_(\d+)",
+        r"rows_(\d+)\+stages_(\d+)\+blocks_(\d+)",
         OPTIONS,
-        "ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_2+swizzled",
+        "ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_2+blocks_1+swizzled",
     ),
     shapes=AmpereDecodeShapes,
     source=ampere_decode_source,

@@ -9,6 +9,7 @@ from flashwright.kernels.naming import check_field_types, cpp_literal
 from flashwright.problem.dtypes import DType
 
 MAX_WARPS = 16
+MAX_BLOCKS = 8
 
 
 @dataclass(frozen=True, order=True)
@@ -27,6 +28,8 @@ class AmpereDecodeKernelConfig:
     """Warps that share the same keys, each with rows of its own."""
     stages: int = 2
     """Steps whose keys and values are in shared memory or on their way to it."""
+    blocks_per_sm: int = 1
+    """Thread blocks that a multiprocessor computes at a time: where one begins or ends, the others read on."""
     swizzled: bool = True
     """XOR-swizzle the shared-memory layout."""
 
@@ -42,6 +45,8 @@ class AmpereDecodeKernelConfig:
                 raise ValueError(f"{name}: {value} is not allowed; allowed: positive multiples of {of} up to {most}")
         if not 2 <= self.stages <= 8:
             raise ValueError(f"stages: {self.stages} is not allowed; allowed: 2 to 8")
+        if not 1 <= self.blocks_per_sm <= MAX_BLOCKS:
+            raise ValueError(f"blocks_per_sm: {self.blocks_per_sm} is not allowed; allowed: 1 to {MAX_BLOCKS}")
 
     @property
     def B_c(self) -> int:
@@ -49,8 +54,8 @@ class AmpereDecodeKernelConfig:
         return self.n_warps // self.row_warps * self.keys_per_warp
 
     def short_form(self) -> str:
-        """One line with every field, e.g. `ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_2+swizzled`."""
-        options = [f"rows_{self.row_warps}", f"stages_{self.stages}"]
+        """One line with every field, e.g. `ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_2+blocks_1+swizzled`."""
+        options = [f"rows_{self.row_warps}", f"stages_{self.stages}", f"blocks_{self.blocks_per_sm}"]
         options += [token for token, name in OPTIONS.items() if getattr(self, name)]
         head = f"({self.dtype.name}, {self.d_head}, {self.B_r}, {self.keys_per_warp}, {self.n_warps})"
         return f"ampere decode {head}: {'+'.join(options)}"

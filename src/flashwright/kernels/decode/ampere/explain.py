@@ -35,7 +35,7 @@ _SWITCHES: dict[str, tuple[str, str]] = {
     ),
 }
 _SIZES = ("B_r", "keys_per_warp", "n_warps", "row_warps")
-KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "stages", *_SWITCHES)
+KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "stages", "blocks_per_sm", *_SWITCHES)
 """All but `dtype` and `d_head`, which say what is computed, not how."""
 ELEMENTS_PER_REGISTER = 2
 
@@ -58,6 +58,7 @@ def _knob(config: AmpereDecodeKernelConfig, name: str) -> Knob:
         "n_warps": f"warps per thread block; a step has {config.B_c} keys",
         "row_warps": f"warps that share the same keys: {along_rows}",
         "stages": "steps whose keys and values are in shared memory or on their way to it",
+        "blocks_per_sm": "thread blocks that a multiprocessor computes at a time",
     }
     return Knob(name, value.name if name == "dtype" else str(value), None, meanings[name])
 
@@ -101,7 +102,10 @@ def shared_map(config: AmpereDecodeKernelConfig) -> SharedMap:
     others."""
     derived = AmpereDecodeShapes(config)
     half, stage_bytes = derived.chunk_bytes // 2, derived.key_warps * derived.chunk_bytes
-    regions = [SharedRegion("Q", "Q", 0, derived.stages_offset, "stays")]
+    regions = [
+        SharedRegion(f"Q {slot}", "Q", slot * derived.Q_bytes, derived.Q_bytes, "of a segment")
+        for slot in range(config.stages)
+    ]
     for stage in range(config.stages):
         start = derived.stages_offset + stage * stage_bytes
         note = f"steps {stage}, {stage + config.stages}, …"
@@ -116,7 +120,9 @@ def shared_map(config: AmpereDecodeKernelConfig) -> SharedMap:
     results_end = derived.stages_offset + config.stages * stage_bytes
     if results_end < derived.terms_offset:
         size = derived.terms_offset - results_end
-        regions.append(SharedRegion("results", "O", results_end, size, "rows of O beyond the stages, at the end"))
+        regions.append(
+            SharedRegion("results", "O", results_end, size, "rows of O of each warp, at the end of a segment")
+        )
     size = derived.shared_bytes - derived.terms_offset
     regions.append(SharedRegion("terms", "terms", derived.terms_offset, size, "maxima and sums of each warp"))
     return SharedMap(tuple(regions), derived.shared_bytes)
@@ -127,6 +133,7 @@ def neighbours(config: AmpereDecodeKernelConfig) -> Iterator[tuple[str, dict[str
     yield from doubled_and_halved(config, _SIZES)
     for other in (config.stages - 1, config.stages + 1):
         yield f"stages: {config.stages} → {other}", {"stages": other}
+    yield from doubled_and_halved(config, ("blocks_per_sm",))
     yield from turned(config, tuple(_SWITCHES))
 
 

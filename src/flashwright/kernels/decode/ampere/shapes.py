@@ -75,16 +75,27 @@ class AmpereDecodeShapes:
         return 2 * self.config.keys_per_warp * self.config.d_head * ELEMENT_BYTES
 
     @property
-    def stages_offset(self) -> int:
-        """Behind Q."""
+    def Q_bytes(self) -> int:
+        """Of the rows of a segment. There are as many of them as stages: copies run ahead into the next segments."""
         return self.config.B_r * self.config.d_head * ELEMENT_BYTES
 
     @property
+    def stages_offset(self) -> int:
+        return self.config.stages * self.Q_bytes
+
+    @property
+    def results_in_stages(self) -> bool:
+        """Whether a warp's rows of O in fp32 find room in a stage, where its keys and values were."""
+        return self.config.B_r <= self.config.keys_per_warp
+
+    @property
+    def results_offset(self) -> int:
+        return self.stages_offset + self.config.stages * self.key_warps * self.chunk_bytes
+
+    @property
     def terms_offset(self) -> int:
-        """Behind the stages, in whose place the warps' rows of O lie at the end of a segment."""
-        stages = self.config.stages * self.key_warps * self.chunk_bytes
-        results = self.key_warps * self.config.B_r * self.config.d_head * 4
-        return self.stages_offset + max(stages, results)
+        results = 0 if self.results_in_stages else self.key_warps * self.config.B_r * self.config.d_head * 4
+        return self.results_offset + results
 
     @property
     def shared_bytes(self) -> int:

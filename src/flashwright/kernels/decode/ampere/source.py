@@ -35,7 +35,10 @@ def ampere_append_source(config: AmpereDecodeKernelConfig, variant: AttentionVar
 
 def _constants(config: AmpereDecodeKernelConfig, variant: AttentionVariant) -> dict[str, dict[str, Constant]]:
     shapes = AmpereDecodeShapes(config)
-    names = ("threads", "key_warps", "unit_keys", "row_tiles", "chunk_bytes", "stages_offset", "terms_offset")
+    names = (
+        "threads", "key_warps", "unit_keys", "row_tiles", "chunk_bytes", "Q_bytes", "stages_offset",
+        "results_in_stages", "results_offset", "terms_offset",
+    )  # fmt: skip
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
         "variant": variant_constants(variant),

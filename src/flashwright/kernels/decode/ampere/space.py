@@ -18,20 +18,23 @@ _KEYS_PER_WARP = (16, 32, 64)
 _WARPS = (2, 4, 8, 16)
 _ROW_WARPS = (1, 2, 4, 8)
 _STAGES = (2, 3, 4)
+_BLOCKS = (1, 2)
 
 
 def ampere_decode_space(dtype: DType, d_head: int) -> Iterator[tuple[AmpereDecodeKernelConfig, str | None]]:
     """Every combination of the knobs' values, with why it is not worth timing, or None if it is."""
-    for B_r, keys_per_warp, n_warps, row_warps, stages, swizzled in product(
-        _B_R, _KEYS_PER_WARP, _WARPS, _ROW_WARPS, _STAGES, (False, True)
-    ):
-        config = AmpereDecodeKernelConfig(dtype, d_head, B_r, keys_per_warp, n_warps, row_warps, stages, swizzled)
+    for values in product(_B_R, _KEYS_PER_WARP, _WARPS, _ROW_WARPS, _STAGES, _BLOCKS, (False, True)):
+        config = AmpereDecodeKernelConfig(dtype, d_head, *values)
         yield config, ampere_decode_rejection_reason(config)
 
 
 def is_promising(config: AmpereDecodeKernelConfig) -> bool:
     """Whether a config has enough warps to keep copies under way, and one tile of 16 rows for each along the rows."""
-    return config.n_warps == 8 and config.B_r == 16 * config.row_warps and config.keys_per_warp <= 32
+    return (
+        config.n_warps * config.blocks_per_sm == 8
+        and config.B_r == 16 * config.row_warps
+        and config.keys_per_warp <= 32
+    )
 
 
 SPACE = SearchSpace(ampere_decode_space, is_promising, RULES)

@@ -1,0 +1,269 @@
+// Decoding with warpgroup products (wgmma): tiles of 64 or 128 packed rows, of wide groups of heads or of several queries.
+//
+// A producer warpgroup copies keys and values into a ring of stages, in the order of its thread block's segments (see
+// items.cuh), and runs ahead of the consumers, which compute 64 rows each. A stage is `full` when its copies have arrived,
+// and `empty` when every consumer warp has read it. Rows of caches lie anywhere, in pages or not: they are copied by
+// threads (cp.async), into the layout that wgmma reads.
+#pragma once
+#include "attention/softmax.cuh"
+#include "decode/copies.cuh"
+#include "decode/parts.cuh"
+#include "decode/scores.cuh"
+#include "pipeline/ring.cuh"
+#include "ptx/warpgroup.cuh"
+#include "tile/warpgroup_products.cuh"
+
+constexpr int consumer_threads = cfg::n_consumers * warpgroup_threads;
+
+struct SoftmaxPolicy {
+    static constexpr DType dtype = cfg::dtype;
+    static constexpr bool optimized = true, lazy_rescale = true, mma_row_sum = false, spreads_chains = true;
+    static constexpr bool rows_may_be_empty = true;
+};
+
+// Numbers of the named barriers; 0 is that of all threads. Q has one for each warpgroup.
+namespace barriers {
+constexpr int consumers = 1, Q = 2;
+}
+
+using KVPlace = RingPlace<cfg::stages>;
+
+struct SharedMemory {
+    uint32 base;
+
+    DEVICE uint32 Q(int warpgroup) const { return base + warpgroup * shape::Q_bytes; }
+    DEVICE Slot K(int stage) const { return slot(shape::K_offset, stage, 2 * stage); }
+    DEVICE Slot V(int stage) const { return slot(shape::V_offset, stage, 2 * stage + 1); }
+
+    DEVICE void init_barriers() const {
+        constexpr int consumer_warps = consumer_threads / warp_threads;
+        for (int stage = 0; stage < 2 * cfg::stages; ++stage) {
+            const Slot slot = stage % 2 ? V(stage / 2) : K(stage / 2);
+            mbarrier_init(slot.full, warpgroup_threads); // every producer thread's copies
+            mbarrier_init(slot.empty, consumer_warps);
+        }
+    }
+
+  private:
+    DEVICE Slot slot(uint32 offset, int stage, int index) const {
+        return Slot::at(base + offset + stage * shape::KV_bytes,
+                        base + shape::barriers_offset + Slot::barrier_pair_bytes * index);
+    }
+};
+
+// One producer warp: every fourth group of keys.
+struct Producer {
+    static constexpr int warps = warpgroup_threads / warp_threads, groups = ceil_div(cfg::B_c / key_group, warps);
+
+    const DecodeArguments &args;
+    const SharedMemory &shared;
+    Share share;
+    const int warp = (threadIdx.x - consumer_threads) / warp_threads;
+    KVPlace ring;
+
+    DEVICE void run() {
+        for (; share.is_some; share.next()) {
+            int place[groups];
+            look_up(place, share.first);
+#pragma unroll 1
+            for (int unit = share.first; unit < share.last; ++unit) {
+                const Slot K = shared.K(ring.stage), V = shared.V(ring.stage);
+                K.wait_until_empty(ring.lap); // @operand K
+                copy(K, args.forward.K, place, unit);
+                V.wait_until_empty(ring.lap); // @operand V
+                copy(V, args.forward.V, place, unit);
+                if (unit + 1 < share.last)
+                    look_up(place, unit + 1); // while the copies are under way
+                ring.advance();
+            }
+        }
+        cp_async_wait_group<0>();
+    }
+
+  private:
+    DEVICE int first_row(int group) const { return (group * warps + warp) * key_group; }
+    DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c; }
+
+    DEVICE void look_up(int (&place)[groups], int unit) const {
+#pragma unroll
+        for (int group = 0; group < groups; ++group)
+            place[group] = place_of_group(args, share.item, first_key(unit) + first_row(group));
+    }
+    DEVICE void copy(const Slot &slot, const TensorView &tensor, const int (&place)[groups], int unit) const {
+#pragma unroll
+        for (int group = 0; group < groups; ++group)
+            if (first_row(group) < cfg::B_c)
+                KeyGroup(args, share.item, first_key(unit) + first_row(group), place[group])
+                    .copy<cfg::B_c, warp_threads>(slot.data, tensor, first_row(group), lane_index());
+        cp_async_mbarrier_arrive(slot.full);
+    }
+};
+
+// One consumer warp: 16 of its warpgroup's 64 rows.
+struct Consumer {
+    const DecodeArguments &args;
+    const SharedMemory &shared;
+    Share share;
+    bool &is_last;
+    const int warpgroup = uniform(threadIdx.x / warpgroup_threads);
+    const int first_row = threadIdx.x / warp_threads * mma_rows; // of the warp, in the tile
+    KVPlace K_place, V_place;
+
+    float S[1][cfg::B_c / mma_columns][accumulator_values];
+    uint32 P[cfg::B_c / mma_depth][4];
+    float O[1][cfg::d_head / mma_columns][accumulator_values];
+
+    DEVICE void run() {
+        for (; share.is_some; share.next()) {
+            OnlineSoftmax<SoftmaxPolicy, 1> softmax(args.forward.softmax_scale);
+            load_Q();
+            compute(softmax);
+            store(softmax);
+        }
+    }
+
+    // --- Parts of a step ---
+
+    DEVICE void load_Q() const {
+        const int thread = threadIdx.x % warpgroup_threads;
+        // The warpgroup has waited for all products that read Q.
+        named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads);
+        copy_Q<warpgroup_rows, warpgroup_threads>(args, share.item, shared.Q(warpgroup), warpgroup * warpgroup_rows,
+                                                  thread); // @operand Q
+        cp_async_commit_group();
+        cp_async_wait_group<0>();
+        fence_async_proxy();
+        named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads); // all threads' rows are there
+    }
+    DEVICE void start_scores() {
+        const Slot K = shared.K(K_place.stage);
+        K.wait_until_full(K_place.lap); // @operand K
+        fence_async_proxy();            // threads have copied what the product reads
+        issue_shared_shared<cfg::d_head, cfg::B_c>(S[0], shared.Q(warpgroup), K.data); // @product S
+    }
+    DEVICE void finish_scores() {
+        pin_registers(S[0]);
+        shared.K(K_place.stage).release(); // @operand K
+        K_place.advance();
+    }
+    DEVICE void start_output() {
+        const Slot V = shared.V(V_place.stage);
+        V.wait_until_full(V_place.lap); // @operand V
+        fence_async_proxy();
+        issue_registers_shared<cfg::B_c>(O[0], P, V.data); // @product O
+    }
+    DEVICE void finish_output() {
+        wgmma_wait_group<0>();
+        pin_registers(O[0]);
+        shared.V(V_place.stage).release(); // @operand V
+        V_place.advance();
+    }
+    DEVICE void round_scores() {
+#pragma unroll
+        for (int n = 0; n < cfg::B_c / mma_columns; ++n)
+#pragma unroll
+            for (int half = 0; half < halves; ++half)
+                P[n / 2][n % 2 * 2 + half] = pack_16bit<cfg::dtype>(S[0][n][2 * half], S[0][n][2 * half + 1]);
+    }
+
+    // --- A segment ---
+
+    // Each step's softmax runs while the product O += PV of the step before does.
+    DEVICE void compute(auto &softmax) {
+        const PackedScores scores(args, share.item);
+#pragma unroll
+        for (int n = 0; n < cfg::d_head / mma_columns; ++n)
+#pragma unroll
+            for (int i = 0; i < accumulator_values; ++i)
+                O[0][n][i] = 0;
+        start_scores();
+        wgmma_wait_group<0>();
+        finish_scores();
+        scores.finish(args, share.item, S, first_row, first_key(share.first));
+        softmax.template step<true>(S); // @phase softmax
+        round_scores();
+#pragma unroll 1
+        for (int unit = share.first + 1; unit < share.last; ++unit) {
+            start_scores();
+            start_output();
+            wgmma_wait_group<1>();
+            finish_scores();
+            scores.finish(args, share.item, S, first_row, first_key(unit));
+            const Shrinkage<1> shrinkage = softmax.template step<false>(S); // @phase softmax
+            finish_output();
+            apply(shrinkage, O); // @phase rescale O
+            round_scores();
+        }
+        start_output();
+        finish_output();
+    }
+    DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c; }
+
+    // --- Results ---
+
+    DEVICE void store(auto &softmax) {
+        const Item &item = share.item;
+        const Partials partials{args};
+        const bool whole = share.is_whole_item();
+        for_each_part(softmax, [&](int row, int index, const RowPart &part) {
+            if (row >= item.rows)
+                return;
+            if (whole)
+                store_result(args, item, row, index, part);
+            else
+                partials.store(share.slot(), row, index, part);
+        });
+        if (whole)
+            return;
+        const Segments segments = share.segments();
+        if (arrives_last(args, item, segments.count, is_last,
+                         [] { named_barrier_sync(barriers::consumers, consumer_threads); }))
+            combine<consumer_threads>(args, item, segments, partials);
+    }
+
+    // Two lanes that are neighbours in a quad have two columns each of two tiles. They exchange: each has four of one.
+    template <class Function> DEVICE void for_each_part(auto &softmax, const Function &function) {
+        const bool odd = lane_index() % 2;
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+            RowPart part;
+            part.sum = quad_sum(softmax.row_sum[0][2 * half]);
+            part.maximum = softmax.row_max[0][half] * softmax.scale;
+#pragma unroll
+            for (int n = 0; n < cfg::d_head / mma_columns; n += 2) {
+#pragma unroll
+                for (int i = 0; i < half_values; ++i) {
+                    const float of_first = O[0][n][2 * half + i], of_second = O[0][n + 1][2 * half + i];
+                    const float received = __shfl_xor_sync(all_lanes, odd ? of_first : of_second, 1);
+                    part.O[i] = odd ? received : of_first;
+                    part.O[half_values + i] = odd ? of_second : received;
+                }
+                const int column = mma_columns * (n + odd) + lane_index() % 4 / 2 * RowPart::columns;
+                function(first_row + accumulator_row(0, half), column / RowPart::columns, part);
+            }
+        }
+    }
+};
+
+template <HopperDecodeKernelConfig>
+__global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
+    hopper_decode_kernel(const __grid_constant__ DecodeArguments args) {
+    extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
+    const SharedMemory shared{shared_address(shared_memory)};
+    __shared__ bool is_last;
+    const Share share(args, find_start<consumer_threads + warpgroup_threads>(args));
+    if (threadIdx.x == 0)
+        shared.init_barriers();
+    __syncthreads(); // the barriers are there
+
+    // A warpgroup's registers are its own: of three, the producers give some to the consumers. Two have enough.
+    if (threadIdx.x >= consumer_threads) {
+        if constexpr (cfg::n_consumers > 1)
+            give_registers_back<shape::producer_registers>();
+        Producer{args, shared, share}.run();
+    } else {
+        if constexpr (cfg::n_consumers > 1)
+            take_registers<shape::consumer_registers>();
+        Consumer{args, shared, share, is_last}.run();
+    }
+}

@@ -1,0 +1,101 @@
+"""The Hopper decode with one synchronisation broken: the simulated GPU names what is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from decode_cases import decoded
+from mutations import WRONG, SourceMutation, expect_named_or_wrong
+
+CONFIG = "hopper decode (BF16, 64, 128, 32): stages_2"
+
+
+def checked(**problem: object) -> None:
+    try:
+        decoded(CONFIG, **problem)
+    except AssertionError as error:
+        raise AssertionError(WRONG) from error
+
+
+def run_steps() -> None:
+    checked(lengths=(200,), heads=(100, 1), multiprocessors=1)
+
+
+def run_segments() -> None:
+    """Items of several segments each; the second launch finds what the first has left."""
+    checked(lengths=(200, 90), heads=(100, 1), multiprocessors=3, launches=2)
+
+
+def run_items() -> None:
+    """A thread block has several whole items."""
+    checked(lengths=(60, 50), heads=(100, 1), multiprocessors=1)
+
+
+@pytest.mark.parametrize(
+    "run", (run_segments, *(pytest.param(run, marks=pytest.mark.slow) for run in (run_steps, run_items)))
+)
+def test_the_kernel_is_sound_before_it_is_mutated(run):
+    run()
+
+
+KERNEL, PARTS, RING = "decode/hopper.cuh", "decode/parts.cuh", "pipeline/ring.cuh"
+RACE, COPY, PRODUCT, FENCE = {"race"}, {"async-copy"}, {"wgmma"}, {"proxy-fence"}
+UNWRITTEN, BETWEEN_BLOCKS = {"uninitialised-shared"}, {"global-race"}
+
+MUTATIONS = {
+    "barriers are used before they are there": SourceMutation(
+        KERNEL, {"__syncthreads(); // the barriers are there": ""}, run_steps, RACE
+    ),
+    "keys are read before they have arrived": SourceMutation(
+        KERNEL, {"K.wait_until_full(K_place.lap); // @operand K": ""}, run_steps, COPY | RACE
+    ),
+    "values are read before they have arrived": SourceMutation(
+        KERNEL, {"V.wait_until_full(V_place.lap); // @operand V": ""}, run_steps, COPY | RACE
+    ),
+    "keys are overwritten while they are read": SourceMutation(
+        KERNEL, {"K.wait_until_empty(ring.lap); // @operand K": ""}, run_steps, COPY | RACE
+    ),
+    "values are overwritten while they are read": SourceMutation(
+        KERNEL, {"V.wait_until_empty(ring.lap); // @operand V": ""}, run_steps, COPY | RACE
+    ),
+    "products read keys that threads have copied, without a fence": SourceMutation(
+        KERNEL, {"fence_async_proxy();            // threads have copied what the product reads": ""}, run_steps, FENCE
+    ),
+    "products read Q before all threads have copied it": SourceMutation(
+        KERNEL,
+        {"named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads); // all threads' rows are there": ""},
+        run_steps,
+        COPY | RACE,
+    ),
+    "scores are read before they are complete": SourceMutation(
+        KERNEL, {"wgmma_wait_group<1>();": ""}, run_steps, PRODUCT
+    ),
+    "results are read before they are complete": SourceMutation(
+        KERNEL,
+        {"wgmma_wait_group<0>();\n        pin_registers(O[0]);": "pin_registers(O[0]);"},
+        run_steps,
+        PRODUCT | RACE,
+    ),
+    "a segment is counted before all threads have stored it": SourceMutation(
+        PARTS, {"barrier(); // all threads have stored": ""}, run_segments, BETWEEN_BLOCKS
+    ),
+    "whoever is last does not know it yet": SourceMutation(
+        PARTS, {"barrier(); // one thread knows whether it is the last": ""}, run_segments, RACE | UNWRITTEN
+    ),
+}
+
+
+FAST = ("values are overwritten while they are read", "products read keys that threads have copied, without a fence")
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(mutation, id=name, marks=() if name in FAST else pytest.mark.slow)
+        for name, mutation in MUTATIONS.items()
+    ],
+)
+def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
+    expect_named_or_wrong(mutation, "flashwright.kernels.decode.hopper.source", monkeypatch)
