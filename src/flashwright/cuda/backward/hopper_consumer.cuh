@@ -7,10 +7,18 @@
 // next step come before dK of this one, and only they are waited for. dQ comes when S and dP need no registers.
 //
 //     step i:  S(i+1), dP(i+1), dK(i)                        dQ(i), dV(i+1)
-//                └─ gradients of scores i+1, dS to shared memory ─┘ └─ dQ(i) is added ─ barrier
+//                └─ gradients of scores i+1, dS to shared memory ─┘ └─ dQ(i) is added
+//
+// Where P goes through shared memory, two warpgroups have written it before either multiplies it, and dQ is a step late:
+//
+//     step i:  S(i), dP(i), dQ(i-1) of a pair                          dQ(i-1), dV(i), dK(i)
+//                └─ gradients of scores i, P and dS to shared memory ─┘ └─ dQ(i-1) is added
 //
 // Nothing is under way from one step to the next: the assembler would wait for every product where the registers of one
 // meet at the beginning of a loop.
+//
+// Additions to dQ are what the cache between multiprocessors has least room for. The thread blocks of a pair, neighbours
+// in keys, send each other dS: each adds every other block of dQ, or half of its columns, summed over the keys of both.
 #pragma once
 #include "attention/score_gradients.cuh"
 #include "backward/hopper_shared.cuh"
@@ -174,13 +182,15 @@ struct Consumer {
         const int first_panel = dQ_group() % shape::dQ_column_parts * (shape::panels / shape::dQ_column_parts);
         const uint32 columns = first_panel * panel_bytes<warpgroup_rows>;
         wgmma_fence();
-        issue_rows_rows<true>(dQ[0], in_block(shared.dS(step, 0)) + rows, found_again(shared.K(0).data) + columns); // @product dQ
+        issue_rows_rows<true>(dQ[0], in_block(shared.dS(step, 0)) + rows, // @product dQ
+                              found_again(shared.K(0).data) + columns);
 #pragma unroll
         for (int group = 1; group < shape::key_groups; ++group)
             issue_rows_rows<false>(dQ[0], in_block(shared.dS(step, group)) + rows, // @product dQ
                                    found_again(shared.K(group).data) + columns);
         if constexpr (cfg::paired) {
-            const uint32 other_columns = (shape::shares_columns ? first_panel / 2 : first_panel) * panel_bytes<warpgroup_rows>;
+            const int other_panel = shape::shares_columns ? first_panel / 2 : first_panel;
+            const uint32 other_columns = other_panel * panel_bytes<warpgroup_rows>;
 #pragma unroll
             for (int group = 0; group < shape::key_groups; ++group)
                 issue_rows_rows<false>(dQ[0], in_block(shared.received(step, group)) + rows, // @product dQ
@@ -202,11 +212,10 @@ struct Consumer {
         start_dK(step);
         differentiate_scores<1>(step + 1);
         finish_dK(step);
-        if constexpr (adds) {
+        if constexpr (adds)
             start_dQ_of_written(step);
-        } else {
+        else
             release_weights<false>(step);
-        }
         start_dV(step + 1);
         if constexpr (adds) {
             wgmma_wait_group<1>();
