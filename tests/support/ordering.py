@@ -44,7 +44,7 @@ class InOrder(NamedTuple):
     sums: np.ndarray
     """Of dQ, in fp32: they show the order in which blocks of keys added to them."""
     turns: np.ndarray
-    """Of each head's blocks of queries; those that nobody wrote are NaN."""
+    """Of each head's blocks of queries, the first counter; those that nobody wrote are NaN."""
 
 
 class RememberingGPU(SimulatedGPU):
@@ -83,8 +83,8 @@ def run_in_order(config: Any, problem: Problem, *, reverse: bool = False, blocks
     memory = gpus[0].to_host(gpus[0].last).view(np.uint8)
     blocks = batches * q_heads * scratch.padded_rows // config.B_r
     sums = memory[scratch.dQ_sums :][: blocks * config.B_r * config.d_head * 4]
-    turns = memory[scratch.turns :][: blocks * 4].view(np.int32).reshape(q_heads, -1)
-    return InOrder(found, sums.view(np.float32), turns)
+    counters = memory[scratch.turns :][: blocks * 8].view(np.int32).reshape(q_heads, -1, 2)
+    return InOrder(found, sums.view(np.float32), counters[:, :, 0])
 
 
 @contextmanager
@@ -99,11 +99,14 @@ def set_launch_order(config: Any, reverse: bool, patch: pytest.MonkeyPatch) -> N
     source = import_module(f"flashwright.kernels.backward.{family_of(config).name}.source")
     headers = dict(source.device_headers())
     name = "attention/key_tile.cuh"
-    order = "ordered ? args.kv_blocks - 1 - block / pairs : block % args.kv_blocks"
-    assert order in headers[name], "blocks of keys are dealt in another way; has the kernel changed?"
-    if reverse:
-        other = "ordered ? block / pairs : args.kv_blocks - 1 - block % args.kv_blocks"
-        headers[name] = headers[name].replace(order, other)
+    orders = {
+        "kv_group = group % groups;": "kv_group = groups - 1 - group % groups;",
+        "kv_group = groups - 1 - place / at_once;": "kv_group = place / at_once;",
+    }
+    for order, other in orders.items():
+        assert order in headers[name], "blocks of keys are dealt in another way; has the kernel changed?"
+        if reverse:
+            headers[name] = headers[name].replace(order, other)
     patch.setattr(source, "device_headers", lambda: tuple(headers.items()))
 
 

@@ -71,5 +71,7 @@ class LaunchRules:
     schedule_by_rule: Callable[[int, int, int], tuple[int, int]] = lambda q_blocks, heads, batches: (0, 0)
     """The first 16 bytes of a schedule, as two words, that leaves all tiles of a grid to a rule of the kernel's own:
     found at once, for lengths that may not come again."""
+    key_blocks_together: Callable[[Any], int] = lambda config: 1
+    """Blocks of B_c keys whose thread blocks work together, where a thread block owns keys: there are whole groups."""
     row_stride: Callable[[Any], int] = lambda config: 0
     """Elements from a row of the tensors to the next, where a config's kernel was compiled for them; 0: any."""

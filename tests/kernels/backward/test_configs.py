@@ -76,6 +76,8 @@ def test_the_short_form_and_the_kernel_name_parse_back(config):
         "ampere backward (FP16, 64, 32, 32, 4): stages_1_1+parts_2+late_dQ",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+ordered",
+        "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+bulk_dQ",
+        "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+paired+ordered",
     ],
 )
 def test_the_mangled_name_of_a_compiled_kernel_parses_back(text):
@@ -96,7 +98,8 @@ def test_the_names_of_a_config():
     )
     assert str(HOPPER) == "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P"
     assert HOPPER.kernel_name() == (
-        "hopper_backward_kernel<HopperBackwardKernelConfig{DType::BF16, 128, 64, 128, 2, 2, 2, true, false}>"
+        "hopper_backward_kernel<HopperBackwardKernelConfig{DType::BF16, 128, 64, 128, 2, 2, 2, true, false, false, "
+        "false}>"
     )
 
 
@@ -136,7 +139,7 @@ def test_a_text_that_names_no_config_is_refused_with_what_is_wrong(config, chang
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 9")]
+    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 11")]
 )
 def test_a_struct_with_too_few_fields_is_refused(name, expected):
     with pytest.raises(ValueError, match=rf"has 2 fields; expected {expected}: dtype, d_head, B_r"):
@@ -196,12 +199,28 @@ def test_the_shapes_of_an_ampere_config_whose_warps_share_keys_by_hand():
 
 
 def test_the_shapes_of_a_hopper_config_by_hand():
-    """K and V of two groups of 64 keys, two stages of Q and dO, two of dS; 9 pairs of barriers, 4 notes."""
+    """K and V of two groups of 64 keys, two stages of Q and dO, two of dS; 15 pairs of barriers, 4 notes."""
     shapes = HopperBackwardShapes(HOPPER)
     assert (shapes.threads, shapes.key_groups, shapes.parts, shapes.dQ_column_parts) == (384, 2, 1, 2)
     assert (shapes.key_group_bytes, shapes.query_bytes, shapes.weight_group_bytes) == (16_384, 16_384, 8_192)
     assert shapes.operand_registers == 2 * 64 + 2 * 32
-    assert shapes.shared_bytes == 4 * 16_384 + 4 * 16_384 + 4 * 8_192 + 2 * 512 + 4 * 16 + 9 * 16
+    assert shapes.shared_bytes == 4 * 16_384 + 4 * 16_384 + 4 * 8_192 + 4 * 256 + 4 * 16 + 15 * 16
+
+
+def test_what_dq_takes_in_shared_memory_by_hand():
+    """64 × 128 sums on their way; or K of the other thread block's 128 keys, and dS of one of its steps."""
+    plain = HopperBackwardShapes(HOPPER).shared_bytes
+    assert HopperBackwardShapes(replace(HOPPER, bulk_dQ=True)).shared_bytes == plain + 4 * 64 * 128
+    assert HopperBackwardShapes(replace(HOPPER, paired=True)).shared_bytes == plain + 2 * 16_384 + 2 * 8_192
+
+
+def test_two_thread_blocks_share_the_columns_of_dq_where_p_is_in_shared_memory():
+    """Each of four warpgroups has 64 of 256 columns: half the registers, half of the other thread block's K."""
+    alone = HopperBackwardShapes(parse_config("hopper backward (BF16, 256, 64, 64, 2): stages_2_1"))
+    shapes = HopperBackwardShapes(parse_config("hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired"))
+    assert (alone.dQ_registers, alone.operand_registers) == (64, 2 * 64 + 64)
+    assert (shapes.dQ_registers, shapes.operand_registers) == (32, 2 * 64 + 2 * 16 + 32)
+    assert shapes.shared_bytes == alone.shared_bytes + 64 * 128 * 2 + 2 * 8_192
 
 
 REFUSED = {
@@ -252,11 +271,15 @@ REFUSED = {
     ),
     "hopper: stages of Q": (
         "hopper backward (BF16, 128, 64, 128, 2): stages_1_2+register_P",
-        "stages: Q_stages is 1; allowed: from 2",
+        "stages: Q_stages is 1 and P_in_registers is on; allowed: from 2",
     ),
-    "hopper: stages of dO": (
-        "hopper backward (BF16, 128, 64, 128, 2): stages_2_1",
-        "stages: dO_stages is 1 and P_in_registers is off; allowed: from 2",
+    "hopper: columns of two thread blocks": (
+        "hopper backward (BF16, 256, 128, 64, 2): stages_2_2+paired",
+        "paired: two thread blocks share dQ's 256 columns in 2 parts; each needs 64",
+    ),
+    "hopper: dQ of two thread blocks": (
+        "hopper backward (BF16, 64, 64, 64, 1): stages_2_2+register_P+bulk_dQ+paired",
+        "paired: bulk_dQ is on",
     ),
     "hopper: shared memory": (
         "hopper backward (BF16, 256, 64, 64, 2): stages_3_3",
@@ -284,7 +307,9 @@ def test_whatever_is_refused_is_refused_by_a_rule_and_the_rest_fits(config):
     try:
         shapes = family.shapes(config)
     except ValueError as error:
-        assert re.match(r"(warps|columns|warpgroups|P in registers|stages|shared memory|registers): \S", str(error))
+        assert re.match(
+            r"(warps|columns|warpgroups|P in registers|paired|stages|shared memory|registers): \S", str(error)
+        )
         assert rejection_reason(config) == str(error)
     else:
         assert shapes.shared_bytes <= architecture("sm_90").shared_bytes_per_block

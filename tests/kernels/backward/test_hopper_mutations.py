@@ -28,13 +28,15 @@ from flashwright.kernels.registry import parse_config
 from flashwright.problem.dtypes import DType
 
 CONFIG = parse_config("hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P")
-SHARED_P = replace(CONFIG, dO_stages=2, P_in_registers=False)
-TWO_GROUPS = replace(CONFIG, B_r=128, B_c=128, n_consumers=2)
+SHARED_P = parse_config("hopper backward (FP16, 128, 64, 64, 2): stages_2_2")
+TWO_GROUPS = replace(CONFIG, B_r=128, B_c=128, n_consumers=2, dO_stages=2)
+BULK = replace(CONFIG, bulk_dQ=True)
+PAIRED = replace(CONFIG, paired=True)
 
 
 @cache
-def problem(rows: int, keys: int) -> Problem:
-    return Problem.random((1, 1, 1, rows, keys, 64), DType.FP16)
+def problem(rows: int, keys: int, head_dim: int = 64) -> Problem:
+    return Problem.random((1, 1, 1, rows, keys, head_dim), DType.FP16)
 
 
 def run_several_steps() -> None:
@@ -43,11 +45,20 @@ def run_several_steps() -> None:
 
 
 def run_shared_P() -> None:
-    check_backward(SHARED_P, problem(256, 64))
+    check_backward(SHARED_P, problem(256, 64, 128))
 
 
 def run_two_groups() -> None:
     check_backward(TWO_GROUPS, problem(384, 128))
+
+
+def run_bulk() -> None:
+    check_backward(BULK, problem(256, 64))
+
+
+def run_pair() -> None:
+    """Of thread blocks, each with several blocks of dQ to add to."""
+    check_backward(PAIRED, problem(384, 128))
 
 
 def run_packed() -> None:
@@ -60,7 +71,7 @@ def run_ordered() -> None:
     expect_same_sums(replace(CONFIG, ordered=True))
 
 
-RUNS = (run_several_steps, run_shared_P, run_two_groups, run_packed)
+RUNS = (run_several_steps, run_shared_P, run_two_groups, run_bulk, run_pair, run_packed)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -84,7 +95,12 @@ def ordered(mutation: Mutation) -> Mutation:
     return replace(mutation, run=run_ordered)
 
 
-WEIGHTS_BARRIER = Mutation("named_barrier_sync(barriers::consumers, consumer_threads);", SYNC, {"race"})
+def by(run, mutation: Mutation) -> Mutation:
+    return replace(mutation, run=run)
+
+
+WEIGHTS_ARE_WRITTEN = "shared.weights(step).wait_until_full("
+WEIGHTS_ARE_READ = "shared.weights(step).wait_until_empty("
 MUTATIONS = {
     "K is read before it has arrived": no_wait("shared.K(group).wait_until_full(0);", "async-copy"),
     "V is read before it has arrived": no_wait("shared.V(group).wait_until_full(0);", "async-copy"),
@@ -97,20 +113,54 @@ MUTATIONS = {
     "S is used before it is there": no_wgmma_wait("wgmma_wait_group<products_behind + 1>();"),
     "dP is used before it is there": no_wgmma_wait("wgmma_wait_group<products_behind>();"),
     "dK is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish_dK(step);"),
-    "dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<shape::P_in_registers ? 1 : 0>();"),
-    "dV is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish_weights("),
-    "dQ of the last step is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish(steps - 1);"),
+    "dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<1>();", "this->step<true>(step);"),
+    "dV is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "begin();"),
+    "dQ of the last step is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish<true>("),
+    "with P in shared memory dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<2>();", run=run_shared_P),
     "the products of S are no group": no_group_of("// @product S"),
     "the products of dP are no group": no_group_of("// @product dP"),
     "the products of dV are no group": no_group_of("// @product dV"),
     "the products of dK are no group": no_group_of("start_dK("),
-    "the products of dQ are no group": no_group_of("start_dQ("),
+    "the products of dQ are no group": no_group_of("start_dQ(step);"),
     "the products of dV with P in shared memory are no group": no_group_of("start_dV(", run_shared_P),
     "no fence before S": wgmma_fence_before("// @product S"),
     "no fence before dV": wgmma_fence_before("// @product dV"),
-    "dS is multiplied before all have written it": WEIGHTS_BARRIER,
-    "dS is multiplied before the other warpgroup has written it": replace(WEIGHTS_BARRIER, run=run_two_groups),
+    "dS is multiplied before the other warpgroup has written it": by(
+        run_two_groups, no_wait(WEIGHTS_ARE_WRITTEN, "race")
+    ),
+    "P is multiplied before all warps have written it": by(run_shared_P, no_wait(WEIGHTS_ARE_WRITTEN, "race")),
+    "dS is overwritten while the other warpgroup multiplies it": by(
+        run_two_groups, no_wait(WEIGHTS_ARE_READ, *OVERWRITTEN)
+    ),
+    "nobody says that dS is written": no_release("mbarrier_arrive(shared.weights(step).full);"),
+    "nobody says that dS has been read": no_release("mbarrier_arrive(shared.weights(step).empty);"),
     "no proxy fence after dS is written": Mutation("fence_async_proxy();", r"fence\.proxy", {"proxy-fence"}),
+    "dQ is overwritten while the copy engine adds it": by(
+        run_bulk, no_wait("slot.wait_until_empty(TurnPlace::after(step).lap);", *OVERWRITTEN)
+    ),
+    "dQ is added before it is there": by(
+        run_bulk, no_wait("slot.wait_until_full(place.lap);", "race", "uninitialised-shared")
+    ),
+    "dQ is released before the copy engine has read it": Mutation(
+        "bulk_wait_until_read();", r"cp\.async\.bulk\.wait_group", set(OVERWRITTEN), run=run_bulk
+    ),
+    "no proxy fence after dQ is written": Mutation(
+        "fence_async_proxy();", r"fence\.proxy", {"proxy-fence"}, "add_dQ(", run=run_bulk
+    ),
+    "nobody says that dQ is written": by(run_bulk, no_release("mbarrier_arrive(slot.full);")),
+    "nobody says that dQ has been read": by(run_bulk, no_release("mbarrier_arrive(slot.empty);")),
+    "dS of the other thread block is multiplied before it has arrived": by(
+        run_pair, no_wait("shared.received_slot(step).wait_until_full(", "race", "async-copy")
+    ),
+    "K of the other thread block is multiplied before it has arrived": by(
+        run_pair, no_wait("shared.other_K(group).wait_until_full(0);", "async-copy")
+    ),
+    "dS is sent before it is written": by(
+        run_pair,
+        replace(no_wait(WEIGHTS_ARE_WRITTEN, "race", "uninitialised-shared"), by_way_of="send_weights("),
+    ),
+    "the other thread block is not told that its dS has been read": by(run_pair, no_release("mbarrier_arrive_remote(")),
+    "nobody expects dS of the other thread block": by(run_pair, no_release("mbarrier_arrive_expecting(received.full")),
     "more bytes are announced than come": Mutation(
         ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(2**19)
     ),

@@ -47,7 +47,7 @@ def test_scratch_by_hand():
     assert scratch.padded_rows == 320
     assert (scratch.row_lse, scratch.row_dot, scratch.dQ_sums) == (0, 4 * rows, 8 * rows)
     assert scratch.turns == 8 * rows + 4 * 128 * rows
-    assert scratch.total == scratch.turns + 256  # 40 turns of 4 bytes, rounded up
+    assert scratch.total == scratch.turns + 512  # two counters of 4 bytes for each of 40 blocks, rounded up
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=9), st.integers(0, 100))

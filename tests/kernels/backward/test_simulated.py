@@ -36,6 +36,8 @@ AMPERE_WIDE_PAIRS = "ampere backward (BF16, 128, 64, 64, 8): stages_1_1+parts_2+
 HOPPER = "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P"
 HOPPER_PAIR = "hopper backward (BF16, 128, 64, 64, 2): stages_2_2"
 """Two warpgroups share keys: P goes through shared memory."""
+HOPPER_CLUSTER = "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+paired"
+"""Two thread blocks add every other block of dQ."""
 FAMILIES = pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
 
@@ -127,6 +129,30 @@ CASES = {
         (1, 2, 1, 66, 65, 200),
         AttentionOptions(),
         True,
+    ),
+    "a block of dQ from two thread blocks": (
+        HOPPER_CLUSTER,
+        (2, 4, 2, 150, 100, 64),
+        AttentionOptions(CAUSAL),
+        True,
+    ),
+    "one block of queries for two thread blocks, the second without keys": (
+        HOPPER_CLUSTER,
+        (1, 1, 1, 60, 50, 64),
+        AttentionOptions(softcap=2.0),
+        False,
+    ),
+    "200 columns of 256, shared by two thread blocks": (
+        "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired",
+        (1, 1, 1, 130, 140, 200),
+        AttentionOptions(Window(left=70)),
+        True,
+    ),
+    "dQ added by the copy engine": (
+        "hopper backward (BF16, 64, 128, 128, 2): stages_3_2+register_P+bulk_dQ",
+        (1, 1, 1, 260, 140, 40),
+        AttentionOptions(),
+        False,
     ),
     "no key for any row, by wgmma": (HOPPER, (1, 1, 1, 70, 40, 64), AttentionOptions(Window(right=-100)), True),
     "one row, one key, by wgmma": (HOPPER, (1, 1, 1, 1, 1, 64), AttentionOptions(), False),
@@ -225,7 +251,7 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("config", [AMPERE, HOPPER_PAIR], ids=["ampere", "hopper"])
+@pytest.mark.parametrize("config", [AMPERE, HOPPER_PAIR, HOPPER_CLUSTER], ids=["ampere", "hopper", "cluster"])
 @pytest.mark.parametrize("case", PACKED.values(), ids=list(PACKED))
 def test_packed_sequences_are_differentiated_apart(config, case):
     """What is NaN or infinite in one does not reach its neighbours."""

@@ -15,6 +15,8 @@ struct BackwardArguments {
     int *turns;      // how many blocks of keys have added to each block of dQ, where they do so in order
     int padded_rows;
     int kv_blocks; // of the longest sequence
+    // Heads of K and V, of all batches, that are under way together where blocks of keys add to dQ in order.
+    int pairs_at_once;
     // What gradients of scores are multiplied by to be those of products q·k.
     float gradient_scale;
 };

@@ -9,13 +9,22 @@ struct KeyTile {
 };
 
 // The tile of a thread block. Those of one head and batch are neighbours, so that they share Q and dO in the cache. Where
-// they add to dQ in order, few of one head and batch are under way at a time, and those of later keys begin first.
-template <bool ordered> DEVICE KeyTile key_tile_of_block(const BackwardArguments &args, int block) {
+// they add to dQ in order, those of later keys begin first, and `pairs_at_once` heads and batches take turns: few blocks
+// of keys of each are under way at a time, and seldom wait for each other. Blocks of keys that work together belong to
+// neighbouring thread blocks.
+template <bool ordered, int together = 1> DEVICE KeyTile key_tile_of_block(const BackwardArguments &args, int block) {
     const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
     const int pairs = heads * args.forward.batches;
-    const int pair = ordered ? block % pairs : block / args.kv_blocks;
-    const int kv_block = ordered ? args.kv_blocks - 1 - block / pairs : block % args.kv_blocks;
-    return {kv_block, pair % heads, pair / heads};
+    const int groups = args.kv_blocks / together, group = block / together;
+    int pair = group / groups, kv_group = group % groups;
+    if constexpr (ordered) {
+        const int first = group / (args.pairs_at_once * groups) * args.pairs_at_once;
+        const int at_once = min(args.pairs_at_once, pairs - first);
+        const int place = group - first * groups;
+        pair = first + place % at_once;
+        kv_group = groups - 1 - place / at_once;
+    }
+    return {kv_group * together + block % together, pair % heads, pair / heads};
 }
 
 // The first of a head's rows in the buffers of padded rows. A packed sequence begins with a whole block, behind all
@@ -28,7 +37,8 @@ DEVICE int64 padded_row(const BackwardArguments &args, const Sequence &sequence,
     return ((int64)batch * args.forward.q_heads + head) * args.padded_rows;
 }
 
-template <int block_queries, int block_keys> struct KeyTileWork {
+// Blocks of keys that work together visit the same blocks of queries.
+template <int block_queries, int block_keys, int together = 1> struct KeyTileWork {
     KeyTile tile;
     Sequence sequence;
     int first_key, keys; // the first key, and how many there are from it to the sequence's end
@@ -40,10 +50,12 @@ template <int block_queries, int block_keys> struct KeyTileWork {
           keys(sequence.kv_length - first_key),
           window(args.forward.window_left, args.forward.window_right, args.forward.align_bottom_right,
                  sequence.q_length, sequence.kv_length),
-          queries(window, sequence.q_length, first_key, block_keys) {}
+          queries(window, sequence.q_length, first_key_together(), together * block_keys) {}
 
     // A packed sequence may be shorter than the longest.
-    DEVICE bool exists() const { return !variant::variable_lengths || keys > 0; }
+    DEVICE bool exists() const { return !variant::variable_lengths || sequence.kv_length > first_key_together(); }
+    // Of all blocks of keys that work together.
+    DEVICE int first_key_together() const { return tile.kv_block / together * together * block_keys; }
 
     // Heads of Q that share this head of K and V, each of which visits all its blocks of queries.
     static DEVICE int heads(const BackwardArguments &args) {

@@ -31,10 +31,14 @@ struct ScoreGradients {
                 const Pair lse = terms.lse(first_row + mma_columns * n + accumulator_column());
 #pragma unroll
                 for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-                    for (int i = 0; i < accumulator_values; ++i)
-                        S[m][n][i] = exp2_approx(S[m][n][i] * scale_log2 - lse.values[i % 2]);
+                    exponentiate(S[m][n], lse, scale_log2);
             }
+    }
+    // The same of one tile.
+    static DEVICE void exponentiate(float (&S)[accumulator_values], const Pair &lse, float scale_log2) {
+#pragma unroll
+        for (int i = 0; i < accumulator_values; ++i)
+            S[i] = exp2_approx(S[i] * scale_log2 - lse.values[i % 2]);
     }
 
     // Turns gradients of probabilities into those of scores, but for the scale.
@@ -48,15 +52,20 @@ struct ScoreGradients {
             const Pair dot = terms.dot(row), lse = variant::softcaps ? terms.lse(row) : Pair{};
 #pragma unroll
             for (int m = 0; m < row_tiles; ++m)
+                differentiate(P[m][n], dP[m][n], lse, dot, scale_log2, capping_scale);
+        }
+    }
+    // The same of one tile. The log-sum-exp is needed if scores are capped.
+    static DEVICE void differentiate(float (&P)[accumulator_values], float (&dP)[accumulator_values], const Pair &lse,
+                                     const Pair &dot, float scale_log2, float capping_scale) {
 #pragma unroll
-                for (int i = 0; i < accumulator_values; ++i) {
-                    float slope = 1;
-                    if constexpr (variant::softcaps) {
-                        slope = cap(P[m][n][i], capping_scale);
-                        P[m][n][i] = exp2_approx(P[m][n][i] * scale_log2 - lse.values[i % 2]);
-                    }
-                    dP[m][n][i] = P[m][n][i] * (dP[m][n][i] - dot.values[i % 2]) * slope;
-                }
+        for (int i = 0; i < accumulator_values; ++i) {
+            float slope = 1;
+            if constexpr (variant::softcaps) {
+                slope = cap(P[i], capping_scale);
+                P[i] = exp2_approx(P[i] * scale_log2 - lse.values[i % 2]);
+            }
+            dP[i] = P[i] * (dP[i] - dot.values[i % 2]) * slope;
         }
     }
 

@@ -25,17 +25,31 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
     static DEVICE int column_part(int warp) { return warp / group_warps % column_parts; }
 
     // Adds a thread's accumulators to the block whose sums begin at `block`.
-    static DEVICE void add(float *block, const Accumulator &c) {
+    static DEVICE void add(float *block, const Accumulator &c, int thread = threadIdx.x) {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
                 if constexpr (in_vectors)
-                    reduce_add_global_16B(block + offset(threadIdx.x, m, n, 0), c[m][n]);
+                    reduce_add_global_16B(block + offset(thread, m, n, 0), c[m][n]);
                 else
 #pragma unroll
                     for (int i = 0; i < accumulator_values; ++i)
-                        reduce_add_global(block + offset(threadIdx.x, m, n, i), c[m][n][i]);
+                        reduce_add_global(block + offset(thread, m, n, i), c[m][n][i]);
+    }
+
+    // Writes a thread's accumulators to shared memory, where they lie as in the sums.
+    static DEVICE void store(uint32 shared, const Accumulator &c) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < column_tiles; ++n) {
+                Vector16B v;
+#pragma unroll
+                for (int i = 0; i < accumulator_values; ++i)
+                    v.words[i] = __float_as_uint(c[m][n][i]);
+                store_shared_16B(shared + offset(threadIdx.x, m, n, 0) * sizeof(float), v);
+            }
     }
 
     // Where an accumulator of a thread lies.
@@ -71,17 +85,24 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
 // In order, so that sums have the same bits in every run: the blocks of keys add to a block of dQ one after the other,
 // from the last that visits it to the first. Thread blocks of later keys are launched first: none waits for one that has
 // not begun.
+//
+// Blocks of keys that work together have a turn together. If they add to other columns, each has a counter of its own.
 struct Turn {
+    static constexpr int most_together = 2;
+
     int *counter;
     int own;
 
-    template <class Work, int block_queries, int block_keys>
-    static DEVICE Turn of(const BackwardArguments &args, const Work &work, const QueryStep &step) {
+    template <class Work, int block_queries, int block_keys, int together = 1>
+    static DEVICE Turn of(const BackwardArguments &args, const Work &work, const QueryStep &step, int counter = 0) {
         const int last_row = min(step.first_row + block_queries, work.sequence.q_length) - 1;
-        const int last_block = work.window.last_key(last_row) / block_keys;
+        const int last_turn = work.window.last_key(last_row) / (together * block_keys);
         const int64 row = padded_row<block_queries>(args, work.sequence, step.head, work.tile.batch) + step.first_row;
-        return {args.turns + row / block_queries, last_block - work.tile.kv_block};
+        return {counters(args, row / block_queries) + counter, last_turn - work.tile.kv_block / together};
     }
+
+    // Of a block of dQ.
+    static DEVICE int *counters(const BackwardArguments &args, int64 block) { return args.turns + most_together * block; }
 
     // By one thread, before the others are let through a barrier.
     DEVICE void wait() const {

@@ -9,19 +9,22 @@
 #include "backward/hopper_producer.cuh"
 
 template <HopperBackwardKernelConfig>
-__global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
+__global__ void __cluster_dims__(shape::together) __launch_bounds__(consumer_threads + warpgroup_threads, 1)
     hopper_backward_kernel(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
                            const __grid_constant__ TensorMap V, const __grid_constant__ TensorMap dO,
                            const __grid_constant__ BackwardArguments backward) {
     const HopperArguments args{Q, K, V, dO, backward};
     extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
-    const Work work(backward, key_tile_of_block<cfg::ordered>(backward, blockIdx.x));
+    const Work work(backward, key_tile(backward, blockIdx.x));
     if (!work.exists())
         return;
     if (threadIdx.x == 0)
         shared.init_barriers();
-    __syncthreads();
+    if constexpr (cfg::paired)
+        cluster_sync();
+    else
+        __syncthreads();
 
     // A warpgroup's registers are its own: those that do not compute need few, and give the others to the consumers.
     if (threadIdx.x >= consumer_threads) {
@@ -29,8 +32,14 @@ __global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
         if (work.steps(backward) > 0) {
             if (threadIdx.x == consumer_threads)
                 produce(args, work, shared);
-            if (cfg::ordered && threadIdx.x == consumer_threads + warp_threads)
-                keep_turns(args, work, shared);
+            if (threadIdx.x == consumer_threads + warp_threads) {
+                if constexpr (cfg::bulk_dQ)
+                    add_blocks_of_dQ(args, work, shared);
+                else if constexpr (cfg::ordered)
+                    keep_turns(args, work, shared);
+            }
+            if (cfg::paired && threadIdx.x == consumer_threads + 2 * warp_threads)
+                send_weights(args, work, shared);
         }
     } else {
         take_registers<shape::consumer_registers>();

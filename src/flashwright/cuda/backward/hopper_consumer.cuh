@@ -7,20 +7,31 @@
 // next step come before dK of this one, and only they are waited for. dQ comes when S and dP need no registers.
 //
 //     step i:  S(i+1), dP(i+1), dK(i)                        dQ(i), dV(i+1)
-//                └─ gradients of scores i+1, dS to shared memory ─┘ └─ dQ(i) is added ─ barrier
+//                └─ gradients of scores i+1, dS to shared memory ─┘ └─ dQ(i) is added
+//
+// Where P goes through shared memory, two warpgroups have written it before either multiplies it, and dQ is a step late:
+//
+//     step i:  S(i), dP(i), dQ(i-1) of a pair                          dQ(i-1), dV(i), dK(i)
+//                └─ gradients of scores i, P and dS to shared memory ─┘ └─ dQ(i-1) is added
 //
 // Nothing is under way from one step to the next: the assembler would wait for every product where the registers of one
 // meet at the beginning of a loop.
+//
+// Additions to dQ are what the cache between multiprocessors has least room for. The thread blocks of a pair, neighbours
+// in keys, send each other dS: each adds every other block of dQ, or half of its columns, summed over the keys of both.
 #pragma once
 #include "attention/score_gradients.cuh"
 #include "backward/hopper_shared.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/shuffle.cuh"
 #include "ptx/special_registers.cuh"
 #include "tile/store.cuh"
 #include "tile/warpgroup_products.cuh"
 
 constexpr int queries_per_part = cfg::B_r / shape::parts, columns_per_part = cfg::d_head / shape::parts;
+constexpr int column_tiles = queries_per_part / mma_columns; // of S and dP
+constexpr int tiles_at_once = column_tiles < 8 ? column_tiles : 8; // whose terms fit into registers
 constexpr int panels_per_part = columns_per_part / panel_columns;
 
 struct Consumer {
@@ -29,45 +40,82 @@ struct Consumer {
     const int warpgroup = uniform(threadIdx.x / warpgroup_threads);
     const int key_group = warpgroup / shape::parts, part = warpgroup % shape::parts;
 
-    float S[1][queries_per_part / mma_columns][accumulator_values];
-    float dP[1][queries_per_part / mma_columns][accumulator_values];
+    float S[1][column_tiles][accumulator_values];
+    float dP[1][column_tiles][accumulator_values];
     uint32 P[queries_per_part / mma_depth][4];
     float dK[1][columns_per_part / mma_columns][accumulator_values] = {};
     float dV[1][columns_per_part / mma_columns][accumulator_values] = {};
     Sums::Accumulator dQ;
+    Pair lse[column_tiles], dots[column_tiles];
 
     DEVICE void run() {
         const int steps = work().steps(args.backward);
         if (steps > 0) {
-            begin();
+            wait_for_keys();
+            if constexpr (shape::alternates) {
+                begin();
+                int step = 0;
+                if (!adds_dQ(0) && steps > 1)
+                    this->step<false>(step++);
 #pragma unroll 1
-            for (int step = 0; step + 1 < steps; ++step)
-                this->step(step);
-            finish(steps - 1);
+                for (; step + 2 < steps; step += 2) {
+                    this->step<true>(step);
+                    this->step<false>(step + 1);
+                }
+                if (step + 1 < steps)
+                    this->step<true>(step++);
+                if (adds_dQ(step))
+                    finish<true>(step);
+                else
+                    finish<false>(step);
+            } else if constexpr (shape::P_in_registers) {
+                begin();
+#pragma unroll 1
+                for (int step = 0; step + 1 < steps; ++step)
+                    this->step<true>(step);
+                finish<true>(steps - 1);
+            } else {
+                // Zeros are there before any product is under way.
+                pin_registers(dK[0]);
+                pin_registers(dV[0]);
+                step_by_shared_P<true>(0);
+#pragma unroll 1
+                for (int step = 1; step < steps; ++step)
+                    step_by_shared_P<false>(step);
+                finish_by_shared_P(steps - 1);
+            }
         }
+        // The other thread block may be reading what this one has sent, or telling it so.
+        if constexpr (cfg::paired)
+            cluster_sync();
         store();
     }
 
   private:
     // Found again where it is needed: the loop has no registers to keep it.
-    DEVICE Work work() const { return Work(args.backward, key_tile_of_block<cfg::ordered>(args.backward, block_index_again().x)); }
+    DEVICE Work work() const { return Work(args.backward, key_tile(args.backward, block_index_again().x)); }
     // Of the warp's first key, in the tile.
     DEVICE int first_key() const { return key_group * warpgroup_rows + thread_index_again() / warp_threads % 4 * mma_rows; }
 
     // --- Products ---
 
-    DEVICE void begin() {
-        for (int group = 0; group < shape::key_groups; ++group)
+    DEVICE void wait_for_keys() {
+        for (int group = 0; group < shape::key_groups; ++group) {
             shared.K(group).wait_until_full(0); // @operand K
+            if constexpr (cfg::paired)
+                shared.other_K(group).wait_until_full(0); // @operand K
+        }
         clear_keys_of_others();
-        start_scores(0);
         for (int group = 0; group < shape::key_groups; ++group)
             shared.V(group).wait_until_full(0); // @operand V
+    }
+    DEVICE void begin() {
+        start_scores(0);
         start_dP(0);
         differentiate_scores<0>(0);
-        if constexpr (shape::P_in_registers)
-            start_dV(0);
-        finish_weights(0);
+        start_dV(0);
+        wgmma_wait_group<0>();
+        finish_dV(0);
     }
 
     DEVICE void start_scores(int step) {
@@ -75,16 +123,36 @@ struct Consumer {
         const Slot Q = shared.Q(place.stage);
         Q.wait_until_full(place.lap); // @operand Q
         clear_queries_of_others(Q.data, step);
-        issue_shared_shared<cfg::d_head, cfg::B_r>(S[0], shared.K(key_group).data, // @product S
-                                                   Q.data + first_query_offset());
+        if constexpr (!variant::softcaps)
+            load_terms<0, tiles_at_once>(lse, shared.lse(place.stage)); // before the products: loads would wait for those
+        issue_shared_shared<cfg::d_head, cfg::B_r>(S[0], found_again(shared.K(key_group).data), // @product S
+                                                   in_block(Q.data) + first_query_offset());
     }
     DEVICE void start_dP(int step) {
         const dOPlace place = dOPlace::after(step);
         const Slot dO = shared.dO(place.stage);
         dO.wait_until_full(place.lap); // @operand dO
         clear_queries_of_others(dO.data, step);
-        issue_shared_shared<cfg::d_head, cfg::B_r>(dP[0], shared.V(key_group).data, // @product dP
-                                                   dO.data + first_query_offset());
+        issue_shared_shared<cfg::d_head, cfg::B_r>(dP[0], found_again(shared.V(key_group).data), // @product dP
+                                                   in_block(dO.data) + first_query_offset());
+    }
+    // A place in shared memory, for descriptors: in a cluster an address says in whose block it is, above its own bits.
+    static DEVICE uint32 in_block(uint32 address) {
+        constexpr uint32 mask = (1 << 18) - 1;
+        return cfg::paired ? address & mask : address;
+    }
+    // Of what stays there: found where it is used, where the loop has no registers to keep descriptors.
+    static DEVICE uint32 found_again(uint32 address) {
+        return in_block(shape::P_in_registers && !cfg::paired ? address : opaque(address));
+    }
+    // What is known of the queries of some of this thread's columns.
+    template <int begin, int end> DEVICE void load_terms(Pair (&pairs)[column_tiles], uint32 terms) const {
+#pragma unroll
+        for (int n = begin; n < end; ++n)
+            pairs[n] = term(terms, n);
+    }
+    DEVICE Pair term(uint32 terms, int n) const {
+        return load_shared_8B(terms + (part * queries_per_part + mma_columns * n + accumulator_column()) * sizeof(float));
     }
     DEVICE uint32 first_query_offset() const { return part * queries_per_part * panel_row_bytes; }
     // Of a part's columns in a tile of queries.
@@ -94,76 +162,128 @@ struct Consumer {
     DEVICE Slot dO(int step) const { return shared.dO(dOPlace::after(step).stage); }
 
     DEVICE void start_dV(int step) {
-        const uint32 columns = dO(step).data + first_column_offset();
+        const uint32 columns = in_block(dO(step).data) + first_column_offset();
         if constexpr (shape::P_in_registers) {
             issue_registers_shared<cfg::B_r>(dV[0], P, columns); // @product dV
         } else {
             wgmma_fence();
-            issue_columns_rows<cfg::B_r, cfg::B_r>(dV[0], shared.P(step, key_group), columns); // @product dV
+            issue_columns_rows<cfg::B_r, cfg::B_r>(dV[0], in_block(shared.P(step, key_group)), columns); // @product dV
             wgmma_commit_group();
         }
     }
     DEVICE void start_dK(int step) {
         wgmma_fence();
-        issue_columns_rows<cfg::B_r, cfg::B_r>(dK[0], shared.dS(step, key_group), // @product dK
-                                               Q(step).data + first_column_offset());
+        issue_columns_rows<cfg::B_r, cfg::B_r>(dK[0], in_block(shared.dS(step, key_group)), // @product dK
+                                               in_block(Q(step).data) + first_column_offset());
         wgmma_commit_group();
     }
     DEVICE void start_dQ(int step) {
-        const int row_group = warpgroup / shape::dQ_column_parts, column_part = warpgroup % shape::dQ_column_parts;
-        const uint32 rows = row_group * panel_bytes<warpgroup_rows>;
-        const uint32 columns = column_part * (shape::panels / shape::dQ_column_parts) * panel_bytes<warpgroup_rows>;
+        const uint32 rows = dQ_group() / shape::dQ_column_parts * panel_bytes<warpgroup_rows>;
+        const int first_panel = dQ_group() % shape::dQ_column_parts * (shape::panels / shape::dQ_column_parts);
+        const uint32 columns = first_panel * panel_bytes<warpgroup_rows>;
         wgmma_fence();
-        issue_rows_rows<true>(dQ[0], shared.dS(step, 0) + rows, shared.K(0).data + columns); // @product dQ
+        issue_rows_rows<true>(dQ[0], in_block(shared.dS(step, 0)) + rows, // @product dQ
+                              found_again(shared.K(0).data) + columns);
 #pragma unroll
         for (int group = 1; group < shape::key_groups; ++group)
-            issue_rows_rows<false>(dQ[0], shared.dS(step, group) + rows, shared.K(group).data + columns); // @product dQ
+            issue_rows_rows<false>(dQ[0], in_block(shared.dS(step, group)) + rows, // @product dQ
+                                   found_again(shared.K(group).data) + columns);
+        if constexpr (cfg::paired) {
+            const int other_panel = shape::shares_columns ? first_panel / 2 : first_panel;
+            const uint32 other_columns = other_panel * panel_bytes<warpgroup_rows>;
+#pragma unroll
+            for (int group = 0; group < shape::key_groups; ++group)
+                issue_rows_rows<false>(dQ[0], in_block(shared.received(step, group)) + rows, // @product dQ
+                                       found_again(shared.other_K(group).data) + other_columns);
+        }
         wgmma_commit_group();
+    }
+    // Of all warpgroups that share a block of dQ: those of two thread blocks have every other part of the columns.
+    DEVICE int dQ_group() const {
+        return shape::shares_columns ? warpgroup * shape::together + rank_in_cluster() : warpgroup;
     }
 
     // --- A step ---
 
-    // From the weights of one step to those of the next.
-    DEVICE void step(int step) {
+    // From the weights of one step to those of the next; dQ of the step is this thread block's or the other's of a pair.
+    template <bool adds> DEVICE void step(int step) {
         start_scores(step + 1);
         start_dP(step + 1);
-        if constexpr (!shape::P_in_registers)
-            start_dV(step);
         start_dK(step);
-        differentiate_scores<shape::P_in_registers ? 1 : 2>(step + 1);
+        differentiate_scores<1>(step + 1);
         finish_dK(step);
-        start_dQ(step);
-        if constexpr (shape::P_in_registers)
-            start_dV(step + 1);
-        wgmma_wait_group<shape::P_in_registers ? 1 : 0>();
-        add_dQ(step);
-        finish_weights(step + 1);
+        if constexpr (adds)
+            start_dQ_of_written(step);
+        else
+            release_weights<false>(step);
+        start_dV(step + 1);
+        if constexpr (adds) {
+            wgmma_wait_group<1>();
+            add_dQ(step);
+        }
+        wgmma_wait_group<0>();
+        finish_dV(step + 1);
     }
-    DEVICE void finish(int step) {
-        if constexpr (!shape::P_in_registers)
-            start_dV(step);
+    template <bool adds> DEVICE void finish(int step) {
         start_dK(step);
         finish_dK(step);
+        if constexpr (adds) {
+            start_dQ_of_written(step);
+            wgmma_wait_group<0>();
+            add_dQ(step);
+        }
+    }
+
+    DEVICE void start_dQ_of_written(int step) {
+        wait_for_weights(step);
         start_dQ(step);
+    }
+    // Until dS of all warpgroups, and of the other thread block of a pair, can be multiplied.
+    DEVICE void wait_for_weights(int step) const {
+        shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
+        if constexpr (cfg::paired)
+            shared.received_slot(step).wait_until_full(ReceivedPlace::after(receipt(step)).lap);
+    }
+    // dS and P of a step have been read, those received among them.
+    template <bool received = cfg::paired> DEVICE void release_weights(int step) const {
+        if (lane_index() == 0) {
+            mbarrier_arrive(shared.weights(step).empty);
+            if constexpr (received)
+                mbarrier_arrive_remote(address_in_block(shared.weights(step).empty, rank_in_cluster() ^ 1));
+        }
+    }
+
+    template <bool first> DEVICE void step_by_shared_P(int step) {
+        start_scores(step);
+        start_dP(step);
+        // Half as many columns of dQ fit into the registers beside S and dP.
+        if constexpr (!first && cfg::paired)
+            start_dQ_of_written(step - 1);
+        differentiate_scores<!first && cfg::paired ? 1 : 0>(step);
+        if constexpr (!first && !cfg::paired)
+            start_dQ_of_written(step - 1);
+        shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
+        start_dV(step);
+        start_dK(step);
+        if constexpr (!first) {
+            wgmma_wait_group<2>();
+            add_dQ(step - 1);
+        }
+        wgmma_wait_group<1>();
+        finish_dV(step);
+        wgmma_wait_group<0>();
+        pin_registers(dK[0]);
+        Q(step).release(); // @operand Q
+    }
+    DEVICE void finish_by_shared_P(int step) {
+        start_dQ_of_written(step);
         wgmma_wait_group<0>();
         add_dQ(step);
     }
 
-    // After its barrier dS, and P if it is in shared memory, is visible to the products of all warpgroups; and all have
-    // finished with those of the step before, which may be overwritten.
-    DEVICE void finish_weights(int step) {
-        named_barrier_sync(barriers::consumers, consumer_threads);
-        if constexpr (shape::P_in_registers) {
-            wgmma_wait_group<0>();
-            finish_dV(step);
-        }
-    }
     DEVICE void finish_dK(int step) {
         wgmma_wait_group<0>();
         pin_registers(dK[0]);
-        if constexpr (!shape::P_in_registers)
-            finish_dV(step);
-        __syncwarp();      // the first lane releases the terms that all have read
         Q(step).release(); // @operand Q
     }
     DEVICE void finish_dV(int step) {
@@ -172,37 +292,70 @@ struct Consumer {
     }
 
     // Waits for S and dP of a step, after which so many other groups of products were issued, and turns them into P and
-    // dS: operands of other products, visible to this warpgroup.
+    // dS: operands of other products. Those in shared memory are visible to this warpgroup where P is in registers.
     template <int products_behind> DEVICE void differentiate_scores(int step) {
-        const int stage = QPlace::after(step).stage, first_query = part * queries_per_part;
-        const Terms terms = shared.terms(stage);
+        const int first_query = part * queries_per_part;
         const float scale_log2 = args.backward.forward.softmax_scale * log2_e;
         const float capping_scale = args.backward.forward.capping_scale;
         wgmma_wait_group<products_behind + 1>();
         pin_registers(S[0]);
-        ScoreGradients::exponentiate(S, terms, first_query, scale_log2); // @phase gradients of scores
+        const uint32 lse_terms = shared.lse(QPlace::after(step).stage);
+        if constexpr (!variant::softcaps) {
+            load_terms<tiles_at_once, column_tiles>(lse, lse_terms);
+#pragma unroll
+            for (int n = 0; n < column_tiles; ++n)
+                ScoreGradients::exponentiate(S[0][n], lse[n], scale_log2); // @phase gradients of scores
+        }
+        const uint32 dot_terms = shared.dots(dOPlace::after(step).stage);
+        load_terms<0, tiles_at_once>(dots, dot_terms);
         wgmma_wait_group<products_behind>();
         pin_registers(dP[0]);
-        ScoreGradients::differentiate(S, dP, terms, first_query, scale_log2, capping_scale); // @phase gradients of scores
+#pragma unroll
+        for (int n = 0; n < column_tiles; ++n) {
+            if (n == tiles_at_once)
+                load_terms<tiles_at_once, column_tiles>(dots, dot_terms);
+            if constexpr (variant::softcaps) // where they are needed: the slope of the cap takes registers
+                lse[n] = term(lse_terms, n);
+            ScoreGradients::differentiate(S[0][n], dP[0][n], lse[n], dots[n], // @phase gradients of scores
+                                          scale_log2, capping_scale);
+        }
         const StepNote note = StepNote::read(shared.note(step));
         if (note.masked) {
             const Work work = this->work();
             ScoreGradients::mask(S, dP, work.window, work.first_key + first_key(), note.first_row + first_query);
         }
+        shared.weights(step).wait_until_empty(WeightsPlace::after(step).lap);
         if constexpr (shape::P_in_registers)
-            round_P();
+            round(P, S[0]);
         else
             store_weights(shared.P(step, key_group), S[0]);
         store_weights(shared.dS(step, key_group), dP[0]);
         fence_async_proxy();
+        __syncwarp(); // the first lane speaks for all
+        if (lane_index() == 0)
+            mbarrier_arrive(shared.weights(step).full);
+        if constexpr (shape::P_in_registers)
+            named_barrier_sync(barriers::warpgroups + warpgroup, warpgroup_threads);
     }
 
     // Of a step whose product is complete.
     DEVICE void add_dQ(int step) {
         pin_registers(dQ[0]);
+        release_weights(step);
+        if constexpr (cfg::bulk_dQ) {
+            const Slot slot = shared.dQ();
+            slot.wait_until_empty(TurnPlace::after(step).lap);
+            Sums::store(slot.data, dQ);
+            fence_async_proxy();
+            __syncwarp(); // the first lane speaks for all
+            if (lane_index() == 0)
+                mbarrier_arrive(slot.full);
+            return;
+        }
         if constexpr (cfg::ordered)
-            shared.turn().wait_until_full(TurnPlace::after(step).lap);
-        Sums::add(StepNote::read(shared.note(step)).dQ_sums, dQ);
+            shared.turn().wait_until_full(TurnPlace::after(receipt(step)).lap);
+        Sums::add(StepNote::read(shared.note(step)).dQ_sums, dQ,
+                  dQ_group() * warpgroup_threads + threadIdx.x % warpgroup_threads);
         if constexpr (cfg::ordered) {
             __syncwarp(); // the first lane speaks for all
             shared.turn().release();
@@ -211,40 +364,54 @@ struct Consumer {
 
     // --- Operands ---
 
-    DEVICE void round_P() {
-#pragma unroll
-        for (int n = 0; n < queries_per_part / mma_columns; ++n)
-#pragma unroll
-            for (int half = 0; half < halves; ++half)
-                P[n / 2][n % 2 * 2 + half] = pack_16bit<cfg::dtype>(S[0][n][2 * half], S[0][n][2 * half + 1]);
-    }
-    // Rounds a warp's accumulators and writes them into its rows of a tile of 64 keys.
-    template <int column_tiles> DEVICE void store_weights(uint32 tile, const float (&c)[column_tiles][4]) const {
-        const int row = threadIdx.x % warpgroup_threads / warp_threads * mma_rows + accumulator_row(0, 0);
-        const uint32 place = tile + accumulator_column() * element_bytes;
+    // Accumulators as the left operand of a product.
+    template <int column_tiles>
+    static DEVICE void round(uint32 (&operand)[column_tiles / 2][4], const float (&c)[column_tiles][4]) {
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
             for (int half = 0; half < halves; ++half)
-                store_shared_4B(place + panel_vector_offset<warpgroup_rows>(row + fragment * half, part * column_tiles + n),
-                                pack_16bit<cfg::dtype>(c[n][2 * half], c[n][2 * half + 1]));
+                operand[n / 2][n % 2 * 2 + half] = pack_16bit<cfg::dtype>(c[n][2 * half], c[n][2 * half + 1]);
+    }
+    // Rounds a warp's accumulators and writes them into its rows of a tile of 64 keys.
+    DEVICE void store_weights(uint32 tile, const float (&c)[column_tiles][4]) const {
+        // A matrix is 8 × 8: lanes 0 to 15 have the addresses of 16 rows of an even column tile, the others of the next.
+        const uint32 lane = lane_index();
+        const int row = threadIdx.x % warpgroup_threads / warp_threads * mma_rows + lane % mma_rows;
+        const uint32 place = tile + panel_vector_offset<warpgroup_rows>(row, lane / mma_rows);
+#pragma unroll
+        for (int n = 0; n < column_tiles; n += 2) {
+            uint32 matrices[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                matrices[i] = pack_16bit<cfg::dtype>(c[n + i / 2][i % 2 * 2], c[n + i / 2][i % 2 * 2 + 1]);
+            const int vector = part * column_tiles + n;
+            store_matrices((place ^ vector % panel_vectors * vector_bytes) +
+                               vector / panel_vectors * panel_bytes<warpgroup_rows>,
+                           matrices);
+        }
     }
 
     // Behind the last row or key of a packed sequence there are those of the next. Their weights are zero, but zero times
     // infinity is not: they are cleared. All consumers take part, and wait for each other.
     DEVICE void clear_queries_of_others(uint32 tile, int step) const {
         if constexpr (variant::variable_lengths)
-            clear_rows_of_others<cfg::B_r>(tile, StepNote::read(shared.note(step)).rows);
+            clear_rows_of_others<cfg::B_r, shape::panels>(tile, StepNote::read(shared.note(step)).rows);
     }
     DEVICE void clear_keys_of_others() const {
         if constexpr (variant::variable_lengths)
 #pragma unroll
-            for (int group = 0; group < shape::key_groups; ++group)
-                clear_rows_of_others<warpgroup_rows>(shared.K(group).data, work().keys - group * warpgroup_rows);
+            for (int group = 0; group < shape::key_groups; ++group) {
+                const int own = work().keys - group * warpgroup_rows;
+                clear_rows_of_others<warpgroup_rows, shape::panels>(shared.K(group).data, own);
+                if constexpr (cfg::paired)
+                    clear_rows_of_others<warpgroup_rows, shape::other_K_bytes / panel_bytes<warpgroup_rows>>(
+                        shared.other_K(group).data, own + (rank_in_cluster() ? cfg::B_c : -cfg::B_c));
+            }
     }
-    template <int rows> DEVICE void clear_rows_of_others(uint32 tile, int own_rows) const {
+    template <int rows, int panels> DEVICE void clear_rows_of_others(uint32 tile, int own_rows) const {
         if (own_rows < rows) {
-            clear_rows<rows, shape::panels>(tile, max(0, own_rows), threadIdx.x, consumer_threads);
+            clear_rows<rows, panels>(tile, max(0, own_rows), threadIdx.x, consumer_threads);
             fence_async_proxy();
             named_barrier_sync(barriers::consumers, consumer_threads);
         }

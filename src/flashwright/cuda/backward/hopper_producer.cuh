@@ -19,28 +19,43 @@ DEVICE void produce(const HopperArguments &args, const Work &work, const SharedM
         const QueryStep at = query_steps.at(step);
         const Slot slot = shared.Q(Q_place.stage);
         slot.wait_until_empty(Q_place.lap); // @operand Q
-        const Terms terms = shared.terms(Q_place.stage);
         const int64 row = padded_row<cfg::B_r>(backward, work.sequence, at.head, work.tile.batch) + at.first_row;
         const bool masked = at.block < work.queries.plain_begin || at.block >= work.queries.plain_end;
         const int rows = min(work.sequence.q_length - at.first_row, cfg::B_r);
         // The arrival that announces the copies makes the note visible too.
         StepNote{at.first_row, rows, masked, backward.dQ_sums + row * cfg::d_head}.write(shared.note(step));
-        fill<cfg::B_r, shape::panels, Terms::bytes>(slot, args.Q, // @operand Q
-                                                    work.sequence.q_start + at.first_row, at.head, batch);
-        bulk_copy_bytes(terms.shared, backward.row_lse + row, slot.full, Terms::array_bytes);
-        bulk_copy_bytes(terms.shared + Terms::array_bytes, backward.row_dot + row, slot.full, Terms::array_bytes);
+        fill<cfg::B_r, shape::panels, shape::terms_bytes>(slot, args.Q, // @operand Q
+                                                          work.sequence.q_start + at.first_row, at.head, batch);
+        bulk_copy_bytes(shared.lse(Q_place.stage), backward.row_lse + row, slot.full, shape::terms_bytes);
         Q_place.advance();
     };
     const auto fill_dO = [&](int step) {
         const QueryStep at = query_steps.at(step);
         const Slot slot = shared.dO(dO_place.stage);
         slot.wait_until_empty(dO_place.lap); // @operand dO
-        fill<cfg::B_r, shape::panels>(slot, args.dO, work.sequence.q_start + at.first_row, at.head, batch); // @operand dO
+        fill<cfg::B_r, shape::panels, shape::terms_bytes>(slot, args.dO, // @operand dO
+                                                          work.sequence.q_start + at.first_row, at.head, batch);
+        const int64 row = padded_row<cfg::B_r>(backward, work.sequence, at.head, work.tile.batch) + at.first_row;
+        bulk_copy_bytes(shared.dots(dO_place.stage), backward.row_dot + row, slot.full, shape::terms_bytes);
         dO_place.advance();
     };
 
     for (int group = 0; group < shape::key_groups; ++group)
         fill_keys(shared.K(group), args.K, group); // @operand K
+    if constexpr (cfg::paired) {
+        // All panels, or every other one from that of this thread block's rank.
+        constexpr int stride = shape::shares_columns ? 2 : 1;
+        const int rank = rank_in_cluster(), first_panel = shape::shares_columns ? rank : 0;
+        const int first_other = first_key + (rank ? -cfg::B_c : cfg::B_c);
+        for (int group = 0; group < shape::key_groups; ++group) {
+            const Slot slot = shared.other_K(group);
+            mbarrier_arrive_expecting(slot.full, shape::other_K_bytes);
+            for (int panel = 0; panel < shape::panels / stride; ++panel)
+                bulk_copy_tile(slot.data + panel * panel_bytes<warpgroup_rows>, args.K, slot.full, // @operand K
+                               (stride * panel + first_panel) * panel_columns, first_other + group * warpgroup_rows,
+                               work.tile.kv_head, batch);
+        }
+    }
     fill_Q(0);
     for (int group = 0; group < shape::key_groups; ++group)
         fill_keys(shared.V(group), args.V, group); // @operand V
@@ -52,19 +67,76 @@ DEVICE void produce(const HopperArguments &args, const Work &work, const SharedM
     }
 }
 
-// Waits until it is this thread block's turn to add to each block of dQ, and passes the turn on when it has added.
+// Sends dS to the other thread block of a pair, of the steps whose dQ that one adds, and announces what that one sends.
+DEVICE void send_weights(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
+    constexpr int bytes = shape::key_groups * shape::weight_group_bytes;
+    const uint32 other = rank_in_cluster() ^ 1;
+    const int steps = work.steps(args.backward);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        const Slot received = shared.received_slot(step);
+        if (adds_dQ(step)) {
+            const int before = receipt(step) - shape::received_stages;
+            if (before >= 0)
+                received.wait_until_full(ReceivedPlace::after(before).lap);
+            mbarrier_arrive_expecting(received.full, bytes);
+        }
+        if (shape::shares_columns || !adds_dQ(step)) {
+            // Written after the other has read what was sent in the same stage before.
+            shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
+            bulk_copy_to_block(address_in_block(shared.received(step, 0), other), shared.dS(step, 0),
+                               address_in_block(received.full, other), bytes);
+        }
+    }
+}
+
+DEVICE Turn turn_of(const HopperArguments &args, const Work &work, const QueryStep &step) {
+    return Turn::of<Work, cfg::B_r, cfg::B_c, shape::together>(args.backward, work, step,
+                                                               shape::shares_columns ? rank_in_cluster() : 0);
+}
+
+// Has the copy engine add each block of dQ that the consumers leave in shared memory.
+DEVICE void add_blocks_of_dQ(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
+    const QuerySteps<Work> query_steps{args.backward, work};
+    const int steps = work.steps(args.backward);
+    const Slot slot = shared.dQ();
+    TurnPlace place;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        const QueryStep at = query_steps.at(step);
+        const Turn turn = turn_of(args, work, at);
+        const int64 row = padded_row<cfg::B_r>(args.backward, work.sequence, at.head, work.tile.batch) + at.first_row;
+        slot.wait_until_full(place.lap);
+        if constexpr (cfg::ordered)
+            turn.wait();
+        bulk_add_floats(args.backward.dQ_sums + row * cfg::d_head, slot.data, shape::dQ_bytes);
+        bulk_commit_group();
+        bulk_wait_until_read();
+        mbarrier_arrive(slot.empty);
+        if constexpr (cfg::ordered) {
+            bulk_wait_until_added();
+            turn.pass();
+        }
+        place.advance();
+    }
+    bulk_wait_until_added();
+}
+
+// Waits until it is this thread block's turn to add to each block of dQ that it adds to, and passes the turn on when it
+// has added.
 DEVICE void keep_turns(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
     const QuerySteps<Work> query_steps{args.backward, work};
     const int steps = work.steps(args.backward);
     const Slot slot = shared.turn();
     TurnPlace place;
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-        const Turn turn = Turn::of<Work, cfg::B_r, cfg::B_c>(args.backward, work, query_steps.at(step));
-        turn.wait();
-        mbarrier_arrive(slot.full);
-        place.advance();
-        slot.wait_until_empty(place.lap); // all consumers have added
-        turn.pass();
-    }
+    for (int step = 0; step < steps; ++step)
+        if (adds_dQ(step)) {
+            const Turn turn = turn_of(args, work, query_steps.at(step));
+            turn.wait();
+            mbarrier_arrive(slot.full);
+            place.advance();
+            slot.wait_until_empty(place.lap); // all consumers have added
+            turn.pass();
+        }
 }

@@ -3,10 +3,10 @@
 #include "attention/score_gradients.cuh"
 #include "backward/dq_sums.cuh"
 #include "pipeline/ring.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/warpgroup.cuh"
 
-using Work = KeyTileWork<cfg::B_r, cfg::B_c>;
-using Terms = RowTerms<cfg::B_r>;
+using Work = KeyTileWork<cfg::B_r, cfg::B_c, shape::together>;
 using Sums = DQSums<cfg::B_r, cfg::d_head, shape::dQ_threads, shape::dQ_group_warps, shape::dQ_column_parts>;
 
 struct HopperArguments {
@@ -19,12 +19,24 @@ constexpr int consumer_threads = cfg::n_consumers * warpgroup_threads;
 
 // Numbers of the named barriers; 0 is that of all threads.
 namespace barriers {
-constexpr int consumers = 1;
+constexpr int consumers = 1, warpgroups = 2; // one for each warpgroup from there on
 }
 
 using QPlace = RingPlace<cfg::Q_stages>;
 using dOPlace = RingPlace<cfg::dO_stages>;
 using TurnPlace = RingPlace<1>;
+using WeightsPlace = RingPlace<2>;
+using ReceivedPlace = RingPlace<shape::received_stages>;
+
+// Of the thread blocks of a pair that take turns at blocks of dQ, the one of rank 0 has the first. What belongs to a step
+// lies in the stage of its parity, so that all steps of a stage are of one of the two.
+DEVICE bool adds_dQ(int step) { return !shape::alternates || (step + rank_in_cluster()) % 2 == 0; }
+// How many steps of the other thread block's dS came before it.
+DEVICE int receipt(int step) { return shape::alternates ? step / 2 : step; }
+
+DEVICE KeyTile key_tile(const BackwardArguments &backward, int block) {
+    return key_tile_of_block<cfg::ordered, shape::together>(backward, block);
+}
 
 // What the producer knows of a step, so that the consumers need no registers for it.
 struct StepNote {
@@ -62,8 +74,25 @@ struct SharedMemory {
     }
     // Full: it is this thread block's turn to add to dQ. Empty: it has added.
     DEVICE Slot turn() const { return slot(0, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
-    // They arrive with Q.
-    DEVICE Terms terms(int stage) const { return {base + shape::terms_offset + stage * Terms::bytes}; }
+    // A block of dQ on its way to its sums, where the copy engine adds it. Consumers have no turns then.
+    DEVICE Slot dQ() const { return slot(shape::dQ_offset, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
+    // Full: dS of a step, and P if it is in shared memory, are written. Empty: they have been read, in both thread blocks
+    // of a pair.
+    DEVICE Slot weights(int step) const { return slot(0, weights_barriers, step % 2); }
+    // dS of the other thread block of a pair, and its K.
+    DEVICE Slot received_slot(int step) const {
+        return slot(shape::received_offset, weights_barriers + 2, ReceivedPlace::after(receipt(step)).stage);
+    }
+    DEVICE uint32 received(int step, int group) const {
+        const int stage = ReceivedPlace::after(receipt(step)).stage;
+        return base + shape::received_offset + (stage * shape::key_groups + group) * shape::weight_group_bytes;
+    }
+    DEVICE Slot other_K(int group) const {
+        return slot(shape::other_K_offset + group * shape::other_K_bytes, weights_barriers + 4, group);
+    }
+    // Of each row: log-sum-exps arrive with Q, dot products of O and dO with dO.
+    DEVICE uint32 lse(int stage) const { return base + shape::lse_offset + stage * shape::terms_bytes; }
+    DEVICE uint32 dots(int stage) const { return base + shape::dots_offset + stage * shape::terms_bytes; }
     // Visible when Q is full, and kept for as long again as Q: dQ comes when Q has been given back.
     DEVICE uint32 note(int step) const {
         return base + shape::notes_offset + step % (2 * cfg::Q_stages) * StepNote::bytes;
@@ -82,11 +111,26 @@ struct SharedMemory {
             Q(stage).init_barriers(consumer_warps);
         for (int stage = 0; stage < cfg::dO_stages; ++stage)
             dO(stage).init_barriers(consumer_warps);
-        turn().init_barriers(consumer_warps);
+        if constexpr (cfg::bulk_dQ) {
+            mbarrier_init(dQ().full, consumer_warps);
+            mbarrier_init(dQ().empty, 1);
+        } else {
+            turn().init_barriers(consumer_warps);
+        }
+        for (int stage = 0; stage < 2; ++stage) {
+            mbarrier_init(weights(stage).full, consumer_warps);
+            const bool read_by_both = cfg::paired && !(shape::alternates && adds_dQ(stage));
+            mbarrier_init(weights(stage).empty, (1 + read_by_both) * consumer_warps);
+            received_slot(stage).init_barriers(consumer_warps);
+        }
+        for (int group = 0; group < shape::key_groups; ++group)
+            other_K(group).init_barriers(consumer_warps);
         mbarrier_init_fence();
     }
 
   private:
+    static constexpr int weights_barriers = 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages + 1;
+
     DEVICE Slot slot(uint32 data_offset, int first_barriers, int index) const {
         return Slot::at(base + data_offset,
                         base + shape::barriers_offset + Slot::barrier_pair_bytes * (first_barriers + index));

@@ -71,8 +71,8 @@ template <int> __global__ void __launch_bounds__(row_kernel_threads)
     float *sums = tile.sums(args);
     for (int i = threadIdx.x; i < cfg::B_r * cfg::d_head / 4; i += row_kernel_threads)
         store_global_16B(sums + 4 * i, Vector16B{});
-    if (cfg::ordered && threadIdx.x == 0)
-        args.turns[tile.padded / cfg::B_r] = 0;
+    if (cfg::ordered && threadIdx.x < Turn::most_together)
+        Turn::counters(args, tile.padded / cfg::B_r)[threadIdx.x] = 0;
 }
 
 // After: dQ, rounded. A thread has 8 columns of two rows at a time.

@@ -24,5 +24,21 @@ DEVICE void bulk_copy_bytes(uint32 shared, const void *global, uint32 barrier, u
                  : "memory");
 }
 
+// Adds a stretch of floats in shared memory to one in global memory, by bytes: a multiple of 16, aligned to 16 on both
+// sides. It belongs to the thread's next group.
+DEVICE void bulk_add_floats(float *global, uint32 shared, uint32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Closes a group of this thread's additions.
+DEVICE void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until all of this thread's groups have read what they add.
+DEVICE void bulk_wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until all of this thread's groups have added.
+DEVICE void bulk_wait_until_added() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // Orders this thread's ordinary writes to shared memory before reads by the copy engine or by wgmma.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

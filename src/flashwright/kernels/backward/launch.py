@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 
 from flashwright.hardware.tensor_map import TensorMap
+from flashwright.hardware.units import ELEMENT_BYTES
 from flashwright.kernels.forward.launch import (
     NO_OPTIONS,
     ForwardArguments,
@@ -46,6 +47,7 @@ class BackwardArguments(ctypes.Structure):
         ("turns", ctypes.c_uint64),
         ("padded_rows", ctypes.c_int32),
         ("kv_blocks", ctypes.c_int32),
+        ("pairs_at_once", ctypes.c_int32),
         ("gradient_scale", ctypes.c_float),
     )
 
@@ -77,7 +79,7 @@ class Scratch:
         row_bytes = _aligned(4 * rows)
         sums = 2 * row_bytes
         turns = sums + _aligned(4 * rows * config.d_head)
-        return cls(padded_rows, 0, row_bytes, sums, turns, turns + _aligned(4 * (rows // block)))
+        return cls(padded_rows, 0, row_bytes, sums, turns, turns + _aligned(8 * (rows // block)))
 
 
 def _aligned(size: int) -> int:
@@ -148,7 +150,8 @@ def backward_launch(
     sizes = _sizes(q, k, packed)
     check_tiles(config, sizes)
     scratch = scratch_for(config, q, k, packed)
-    kv_blocks = -(-sizes.kv_length // config.B_c)
+    together = rules.key_blocks_together(config)
+    kv_blocks = -(-sizes.kv_length // (config.B_c * together)) * together
     arguments = BackwardArguments(
         forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
         *(TensorView(t.address, *t.strides[:3]) for t in (do, dq, dk, dv)),
@@ -156,6 +159,7 @@ def backward_launch(
         **{name: scratch_address + getattr(scratch, name) for name in ("row_lse", "row_dot", "dQ_sums", "turns")},
         padded_rows=scratch.padded_rows,
         kv_blocks=kv_blocks,
+        pairs_at_once=_pairs_at_once(config, sizes),
         gradient_scale=options.scale_of(q.shape[3]),
     )
     if packed:
@@ -176,6 +180,18 @@ def backward_launch(
 
 
 BACKWARD = Operation("backward", backward_launch, OVER_QUERIES)
+
+
+CACHE_BYTES = 24 * 2**20
+"""What sums of dq, q and dO of all that is under way may take, where blocks of keys add to the sums in order: about
+half of an H200's L2 cache. Each head and batch has few blocks of keys under way then, which seldom wait for each
+other."""
+
+
+def _pairs_at_once(config: Blocking, sizes: Sizes) -> int:
+    row_bytes = config.d_head * (4 + 2 * ELEMENT_BYTES)
+    pair_bytes = row_bytes * sizes.q_length * (sizes.q_heads // sizes.kv_heads)
+    return max(1, min(sizes.kv_heads * sizes.batches, CACHE_BYTES // pair_bytes))
 
 
 def _sizes(q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None) -> Sizes:

@@ -32,6 +32,10 @@ class HopperBackwardKernelConfig:
     """Blocks of dO in shared memory."""
     P_in_registers: bool = True
     """The probabilities are an operand of dV in the registers that hold them, and not through shared memory."""
+    bulk_dQ: bool = False
+    """dQ goes through shared memory, from where the copy engine adds it."""
+    paired: bool = False
+    """Two thread blocks exchange the gradients of their scores, and each adds half of the columns of dQ."""
     ordered: bool = False
     """Blocks of keys add to dQ in a fixed order, so that its bits are the same in every run."""
 
@@ -79,5 +83,10 @@ class HopperBackwardKernelConfig:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
-OPTIONS = {"register_P": "P_in_registers", "ordered": "ordered"}
+OPTIONS = {
+    "register_P": "P_in_registers",
+    "bulk_dQ": "bulk_dQ",
+    "paired": "paired",
+    "ordered": "ordered",
+}
 """Fields that are on or off, by their names in short forms."""

@@ -42,6 +42,15 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "P is the left operand of dV in the registers that hold it; only dS goes through shared memory",
         "P goes through shared memory to the product dV, as dS does to dK and dQ",
     ),
+    "bulk_dQ": (
+        "dQ goes through shared memory, from where the copy engine adds it",
+        "dQ is added from the registers that hold it, in vectors",
+    ),
+    "paired": (
+        "two thread blocks of a cluster exchange dS: each adds every other block of dQ, or half of its columns where P "
+        "is in shared memory, summed over the keys of both",
+        "a thread block adds dQ of its own keys",
+    ),
     "ordered": ORDERED,
 }
 _SIZES = ("B_r", "B_c", "n_consumers")
@@ -97,11 +106,17 @@ def register_phases(config: HopperBackwardKernelConfig) -> tuple[RegisterPhase, 
     P = OperandRegisters(
         "P operand", derived.score_registers // 2, f"{WARPGROUP_ROWS} × {queries} at 16 bits ÷ {WARPGROUP_THREADS}"
     )
-    held = (P,) if config.P_in_registers else ()
+    if not config.P_in_registers:
+        beside = (dQ,) if config.paired else ()
+        return (
+            RegisterPhase("S and dP", (dK, dV, S, dP, *beside)),
+            RegisterPhase("P and dS", (dK, dV, S, dP, *beside)),
+            RegisterPhase("dQ, dV, dK", (dK, dV, dQ)),
+        )
     return (
         RegisterPhase("S, dP, dK", (dK, dV, S, dP)),
         RegisterPhase("P and dS", (dK, dV, S, dP)),
-        RegisterPhase("dQ, dV", (dK, dV, dQ, *held)),
+        RegisterPhase("dQ, dV", (dK, dV, dQ, P)),
     )
 
 
@@ -148,8 +163,22 @@ def shared_map(config: HopperBackwardKernelConfig) -> SharedMap:
     for operand, start in weights:
         names = [f"{operand} {group}, stage {stage}" for stage in range(WEIGHT_STAGES) for group in range(groups)]
         add(operand, start, derived.weight_group_bytes, names)
-    terms = config.Q_stages * derived.terms_bytes
-    add("terms", derived.terms_offset, terms, ["terms"], "log-sum-exp and O·dO of each row")
+    if config.bulk_dQ:
+        add("dQ", derived.dQ_offset, derived.dQ_bytes, ["dQ"], "on its way to its sums")
+    if config.paired:
+        names = [
+            f"received dS {group}, stage {stage}" for stage in range(derived.received_stages) for group in range(groups)
+        ]
+        add("dS", derived.received_offset, derived.weight_group_bytes, names, "of the other thread block")
+        add(
+            "K", derived.other_K_offset, derived.other_K_bytes, [f"other K {group}" for group in range(groups)], "stays"
+        )
+    for name, start, stages in (
+        ("log-sum-exps", derived.lse_offset, config.Q_stages),
+        ("dots", derived.dots_offset, config.dO_stages),
+    ):
+        note = "of each row of Q" if name == "log-sum-exps" else "O·dO of each row"
+        add("terms", start, stages * derived.terms_bytes, [name], note)
     add("notes", derived.notes_offset, 2 * config.Q_stages * NOTE_BYTES, ["notes"], "what the producer tells of a step")
     add(
         "B", derived.barriers_offset, derived.shared_bytes - derived.barriers_offset, ["barriers"], "pairs: full, empty"

@@ -11,7 +11,8 @@ from flashwright.problem.dtypes import DType
 
 _TWO_WARPGROUPS = ("two consumer warpgroups: 128 keys a thread block", {"B_c": 128, "n_consumers": 2})
 _P_IN_REGISTERS = ("P in registers: only dS goes through shared memory", {"P_in_registers": True})
-_FURTHER_AHEAD = ("three stages of Q and dO: copies run further ahead", {"Q_stages": 3, "dO_stages": 3})
+_FURTHER_AHEAD = ("three stages of Q, which two steps need: the next is copied during a whole step", {"Q_stages": 3})
+_BY_COPY_ENGINE = ("dQ through shared memory, from where the copy engine adds it", {"bulk_dQ": True})
 _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
     64: (
         {"B_r": 64, "B_c": 64, "n_consumers": 1},
@@ -21,7 +22,10 @@ _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
             _FURTHER_AHEAD,
         ],
     ),
-    128: ({"B_r": 64, "B_c": 64, "n_consumers": 1}, [_TWO_WARPGROUPS, _P_IN_REGISTERS, _FURTHER_AHEAD]),
+    128: (
+        {"B_r": 64, "B_c": 64, "n_consumers": 1},
+        [_TWO_WARPGROUPS, _P_IN_REGISTERS, _FURTHER_AHEAD, _BY_COPY_ENGINE],
+    ),
     # dK and dV of 64 keys fill the registers of two warpgroups, and the blocks the shared memory.
     256: ({"B_r": 64, "B_c": 64, "n_consumers": 2}, []),
 }

@@ -57,17 +57,20 @@ class HopperBackwardShapes:
                 "P in registers: two warpgroups share the same keys, each with half of the queries; dV needs all of "
                 "them"
             )
+        if self.shares_columns and self.panels != self.dQ_column_parts:
+            raise ValueError(
+                f"paired: two thread blocks share dQ's {config.d_head} columns in {self.dQ_column_parts} parts; each "
+                f"needs {PANEL_COLUMNS}"
+            )
+        if config.paired and config.bulk_dQ:
+            raise ValueError("paired: bulk_dQ is on; two thread blocks add to dQ from registers")
 
     def _check_stages(self) -> None:
         config = self.config
-        if config.Q_stages < 2:
+        if config.Q_stages < 2 and config.P_in_registers:
             raise ValueError(
-                "stages: Q_stages is 1; allowed: from 2, as scores of the next Q come before dK of this one"
-            )
-        if config.dO_stages < 2 and not config.P_in_registers:
-            raise ValueError(
-                "stages: dO_stages is 1 and P_in_registers is off; allowed: from 2, as dP of the next dO comes before "
-                "dV of this one"
+                "stages: Q_stages is 1 and P_in_registers is on; allowed: from 2, as scores of the next Q come before "
+                "dK of this one"
             )
 
     def _check_shared_memory(self) -> None:
@@ -102,9 +105,24 @@ class HopperBackwardShapes:
         return self.config.n_consumers // self.key_groups
 
     @property
+    def together(self) -> int:
+        """Thread blocks that exchange the gradients of scores."""
+        return 2 if self.config.paired else 1
+
+    @property
+    def alternates(self) -> bool:
+        """Whether two thread blocks add every other block of dQ."""
+        return self.config.paired and self.config.P_in_registers
+
+    @property
+    def shares_columns(self) -> bool:
+        """Whether two thread blocks share the columns of every block of dQ."""
+        return self.config.paired and not self.config.P_in_registers
+
+    @property
     def dQ_threads(self) -> int:
         """That share a block of dQ."""
-        return self.config.n_consumers * WARPGROUP_THREADS
+        return (1 + self.shares_columns) * self.config.n_consumers * WARPGROUP_THREADS
 
     @property
     def dQ_group_warps(self) -> int:
@@ -113,7 +131,7 @@ class HopperBackwardShapes:
 
     @property
     def dQ_column_parts(self) -> int:
-        return max(1, self.config.n_consumers // (self.config.B_r // WARPGROUP_ROWS))
+        return (1 + self.shares_columns) * max(1, self.config.n_consumers // (self.config.B_r // WARPGROUP_ROWS))
 
     # --- Registers of a thread -------------------------------------------------------------------------------------
 
@@ -141,9 +159,10 @@ class HopperBackwardShapes:
 
     @property
     def operand_registers(self) -> int:
-        """All at once: dK and dV, with S and dP or with dQ and P."""
-        P = self.score_registers // 2 if self.config.P_in_registers else 0
-        return 2 * self.gradient_registers + max(2 * self.score_registers, self.dQ_registers + P)
+        """All at once: dK and dV, with S and dP or with dQ and P; of a pair that shares columns, with S, dP and dQ."""
+        scores, P = 2 * self.score_registers, self.score_registers // 2 if self.config.P_in_registers else 0
+        others = scores + self.dQ_registers if self.shares_columns else max(scores, self.dQ_registers + P)
+        return 2 * self.gradient_registers + others
 
     # --- Shared memory ---------------------------------------------------------------------------------------------
 
@@ -169,8 +188,8 @@ class HopperBackwardShapes:
 
     @property
     def terms_bytes(self) -> int:
-        """Of a stage of what is known of each row of Q: two fp32 numbers."""
-        return 8 * self.config.B_r
+        """Of a stage of the log-sum-exps of rows, or of their dot products: fp32 numbers."""
+        return 4 * self.config.B_r
 
     @property
     def K_offset(self) -> int:
@@ -197,14 +216,48 @@ class HopperBackwardShapes:
         return self.dS_offset + WEIGHT_STAGES * self.key_groups * self.weight_group_bytes
 
     @property
-    def terms_offset(self) -> int:
+    def dQ_offset(self) -> int:
         return self.P_offset + (
             0 if self.config.P_in_registers else WEIGHT_STAGES * self.key_groups * self.weight_group_bytes
         )
 
     @property
+    def dQ_bytes(self) -> int:
+        """Of a block of dQ in fp32."""
+        return 4 * self.config.B_r * self.config.d_head
+
+    @property
+    def received_offset(self) -> int:
+        """Of dS of the other thread block."""
+        return self.dQ_offset + (self.dQ_bytes if self.config.bulk_dQ else 0)
+
+    @property
+    def other_K_offset(self) -> int:
+        """Of the other thread block's K, or of the columns of it that this one multiplies."""
+        return self.received_offset + (
+            self.received_stages * self.key_groups * self.weight_group_bytes if self.config.paired else 0
+        )
+
+    @property
+    def received_stages(self) -> int:
+        return 1 if self.alternates else WEIGHT_STAGES
+
+    @property
+    def other_K_bytes(self) -> int:
+        """Of 64 rows of the other thread block's K."""
+        return self.key_group_bytes // (2 if self.shares_columns else 1)
+
+    @property
+    def lse_offset(self) -> int:
+        return self.other_K_offset + (self.key_groups * self.other_K_bytes if self.config.paired else 0)
+
+    @property
+    def dots_offset(self) -> int:
+        return self.lse_offset + self.config.Q_stages * self.terms_bytes
+
+    @property
     def notes_offset(self) -> int:
-        return self.terms_offset + self.config.Q_stages * self.terms_bytes
+        return self.dots_offset + self.config.dO_stages * self.terms_bytes
 
     @property
     def barriers_offset(self) -> int:
@@ -212,7 +265,7 @@ class HopperBackwardShapes:
 
     @cached_property
     def shared_bytes(self) -> int:
-        pairs = 2 * self.key_groups + self.config.Q_stages + self.config.dO_stages + 1
+        pairs = 3 * self.key_groups + self.config.Q_stages + self.config.dO_stages + 1 + 2 * WEIGHT_STAGES
         return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
 
     @property

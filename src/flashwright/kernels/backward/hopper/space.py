@@ -10,7 +10,7 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import SearchSpace
 from flashwright.problem.dtypes import DType
 
-RULES = ("warpgroups", "P in registers", "stages", "shared memory", "registers", "consumers", "ahead")
+RULES = ("warpgroups", "P in registers", "paired", "stages", "shared memory", "registers", "consumers", "ahead")
 """The first that a config breaks rejects it."""
 
 _B_R = (64, 128)
@@ -24,10 +24,8 @@ _BYTES_AHEAD = 64 * 1024
 def hopper_backward_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperBackwardKernelConfig, str | None]]:
     """Every combination of the knobs' values, with why it is not worth timing, or None if it is. `ordered` is no choice
     of the search: callers request it."""
-    for B_r, B_c, n_consumers, Q_stages, dO_stages, P_in_registers in product(
-        _B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, (False, True)
-    ):
-        config = HopperBackwardKernelConfig(dtype, d_head, B_r, B_c, n_consumers, Q_stages, dO_stages, P_in_registers)
+    for values in product(_B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, *3 * ((False, True),)):
+        config = HopperBackwardKernelConfig(dtype, d_head, *values)
         yield config, hopper_backward_rejection_reason(config)
 
 
@@ -49,10 +47,11 @@ def hopper_backward_rejection_reason(config: HopperBackwardKernelConfig) -> str 
 
 
 def is_promising(config: HopperBackwardKernelConfig) -> bool:
-    """Whether a config copies ahead by two stages each, and keeps P in registers where every warpgroup has keys of its
-    own."""
+    """Whether a config keeps P in registers where every warpgroup has keys of its own, and copies ahead as far as its
+    steps last: Q is used in two of them if P is in registers, and room is scarce if it is not."""
     alone = HopperBackwardShapes(config).parts == 1
-    return (config.Q_stages, config.dO_stages) == (2, 2) and config.P_in_registers == alone
+    stages = (3, 2) if alone else (2, 1) if config.paired else (2, 2)
+    return (config.Q_stages, config.dO_stages) == stages and config.P_in_registers == alone
 
 
 # dK, dV and dQ of 256 columns fill the registers of a thread; a few values are spilled around the loop.
