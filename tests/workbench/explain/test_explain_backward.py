@@ -85,8 +85,10 @@ def test_five_products_a_step_are_counted(ampere, hopper):
 
 def test_the_phases_of_the_ampere_kernel_are_its_products_in_their_order(ampere):
     names = [phase.name for phase in ampere.timeline.phases]
-    step = ["S", "gradients of scores", "dP", "gradients of scores", "dV", "dK", "dQ"]
+    step = ["S", "gradients of scores", "dP", "dV", "dK", "dQ"]
     assert names == 2 * step
+    gradients, dP = ampere.timeline.phases[1:3]
+    assert gradients.start < dP.start < dP.end < gradients.end  # probabilities come before, their gradients after
 
 
 def test_q_is_copied_a_step_ahead_and_do_during_the_step_before(ampere):
