@@ -38,11 +38,8 @@ template <int rows, int threads> struct BlockSlice {
     }
 
     DEVICE int64 global_offset(int pass, int64 row_stride) const {
-        return first_row * row_stride + vector * vector_bytes + global_step(pass, row_stride);
-    }
-    // From this thread's vector of the first pass to that of another.
-    DEVICE static int64 global_step(int pass, int64 row_stride) {
-        return first_vector(pass) * vector_bytes + pass % passes_per_segment * (rows_per_pass * row_stride);
+        return first_row * row_stride + vector * vector_bytes + first_vector(pass) * vector_bytes +
+               pass % passes_per_segment * (rows_per_pass * row_stride);
     }
 
     // Whether the tensor has these columns; those above its head dimension are padding.
@@ -68,20 +65,21 @@ template <int threads, bool asynchronous> struct BlockCopies {
             cp_async_commit_group();
     }
 
-    // The same, from the address of this thread's first vector.
+    // The same, from the address of this thread's first vector, with which all of a complete block are a few additions.
     template <int rows>
     static DEVICE void start_from(uint32 shared, const char *first, int64 row_stride, int valid_rows, uint32 thread) {
         const BlockSlice<rows, threads> slice(thread);
-        const char *block = first - slice.global_offset(0, row_stride);
         if (valid_rows < rows)
-            start_incomplete<rows>(shared, block, row_stride, valid_rows, thread);
+            start_incomplete<rows>(shared, first - slice.global_offset(0, row_stride), row_stride, valid_rows, thread);
         else
 #pragma unroll
             for (int pass = 0; pass < slice.passes; ++pass)
                 if (slice.covers(pass))
-                    start_vector<!variant::pads_columns>(shared + slice.shared_offset(pass),
-                                                         first + slice.global_step(pass, row_stride),
-                                                         slice.is_unpadded(pass));
+                    start_vector<!variant::pads_columns>(
+                        shared + slice.shared_offset(pass),
+                        first + slice.first_vector(pass) * vector_bytes +
+                            pass % slice.passes_per_segment * (slice.rows_per_pass * row_stride),
+                        slice.is_unpadded(pass));
         if constexpr (asynchronous)
             cp_async_commit_group();
     }
