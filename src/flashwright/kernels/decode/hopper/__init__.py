@@ -7,8 +7,11 @@ from flashwright.kernels.decode.hopper.defaults import (
     hopper_decode_rejection_reason,
     suits_hopper_decode,
 )
+from flashwright.kernels.decode.hopper.explain import EXPLANATION
+from flashwright.kernels.decode.hopper.ladder import LADDER
 from flashwright.kernels.decode.hopper.shapes import HopperDecodeShapes
 from flashwright.kernels.decode.hopper.source import hopper_append_source, hopper_decode_source
+from flashwright.kernels.decode.hopper.space import SPACE
 from flashwright.kernels.decode.launch import DECODE
 from flashwright.kernels.family import Companion, KernelFamily
 from flashwright.kernels.short_forms import config_parser
@@ -34,5 +37,8 @@ HOPPER_DECODE = KernelFamily(
     suits=suits_hopper_decode,
     oldest_arch="sm_90a",
     runs_on_later=False,
+    space=SPACE,
+    ladder=LADDER,
+    explanation=EXPLANATION,
     companions={APPEND: Companion(hopper_append_source, APPEND_THREADS)},
 )
