@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varl
 from flashwright.kernels.backward.launch import Scratch
 from flashwright.kernels.family import KernelFamily, Occasion
 from flashwright.kernels.launch import Sizes
+from flashwright.kernels.registry import family_of, parse_config
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import length_bucket
 from flashwright.runtime.backward import run_backward
@@ -106,6 +108,31 @@ def test_gradients_of_any_problem_obey_flash_attentions_rule(backward_family, ca
         poison(k)
         gradients = run_backward(config, *tensors, out, lse, **arguments_of(case.options))
         assert_gradients_as_accurate(gradients, expected, *yardsticks)
+
+
+WAYS_TO_DQ = (
+    "hopper backward (BF16, 64, 128, 128, 2): stages_3_2+register_P+bulk_dQ",
+    "hopper backward (BF16, 64, 128, 128, 2): stages_3_2+register_P+paired",
+    "hopper backward (BF16, 128, 64, 128, 2): stages_3_2+register_P+paired",
+    "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired",
+)
+"""That no default has."""
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["any order", "ordered"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("text", WAYS_TO_DQ)
+def test_every_way_to_add_to_dq_obeys_flash_attentions_rule(arch, text, causal, ordered):
+    config = replace(parse_config(text), ordered=ordered)
+    if not family_of(config).runs_on(arch):
+        pytest.skip(f"the Hopper family does not run on {arch}")
+    options = {"causal": True} if causal else {}
+    q, k, v = some(torch.bfloat16, (2, 4, 700, config.d_head), (2, 2, 900, config.d_head))
+    out, lse = attention(q, k, v, **options, return_lse=True)
+    do = grad_like(out)
+    yardsticks = yardsticks_of(q, k, v, do, options, out, lse)
+    gradients = run_backward(config, do, q, k, v, out, lse, **arguments_of(options))
+    assert_gradients_as_accurate(gradients, true_gradients(q, k, v, do, options), *yardsticks)
 
 
 @pytest.mark.parametrize("case", PACKED_CASES, ids=str)
