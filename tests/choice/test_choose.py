@@ -66,13 +66,14 @@ def test_without_a_gpu_the_first_family_serves():
     assert not default(None).two_kv_stages
 
 
-def test_a_few_rows_on_a_hopper_gpu_are_computed_by_the_ampere_family():
-    def family(q_bucket: str) -> str:
-        return best_family(Occasion(DType.BF16, 128, False, q_bucket, LONG, UNKNOWN_HOPPER)).name
+def test_a_few_rows_on_a_few_keys_are_computed_by_the_ampere_family_on_a_hopper_gpu():
+    def family(q_bucket: str, kv_bucket: str) -> str:
+        return best_family(Occasion(DType.BF16, 128, False, q_bucket, kv_bucket, UNKNOWN_HOPPER)).name
 
-    assert (family(SHORT), family(LONG)) == ("ampere", "hopper")
-    assert family_of(default(UNKNOWN_HOPPER, q_length=64)).name == "ampere"
-    assert family_of(default(UNKNOWN_HOPPER, q_length=65)).name == "hopper"
+    assert (family(SHORT, SHORT), family(SHORT, LONG), family(LONG, LONG)) == ("ampere", "hopper", "hopper")
+    for q_length, kv_length, name in ((64, 1024, "ampere"), (64, 1025, "hopper"), (65, 1024, "hopper")):
+        lengths = {"q_length": q_length, "kv_length": kv_length}
+        assert family_of(default_config(DType.BF16, 128, causal=False, gpu=UNKNOWN_HOPPER, **lengths)).name == name
 
 
 def test_a_head_dimension_is_padded_to_the_next_of_the_chosen_family():
