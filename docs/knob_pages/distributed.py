@@ -216,7 +216,8 @@ def _overlap(measured: dict[str, Any]) -> str:
 
 def _where(measured: dict[str, Any]) -> str:
     environment = measured["environment"]
-    return f"\n\n{environment['gpu']}, driver {environment['driver']}, {environment['date'][:10]}."
+    note = f" {measured['note']}" if "note" in measured else ""
+    return f"\n\n{environment['gpu']}, driver {environment['driver']}, {environment['date'][:10]}.{note}"
 
 
 def _published() -> str:

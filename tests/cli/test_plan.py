@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from command_line import flashwright
+
+from flashwright.workbench.planning import MEASURED_BACKWARD
 
 
 def planned(*arguments):
@@ -79,3 +82,13 @@ def test_what_is_not_allowed_is_refused_with_what_is(arguments, message):
 
 def test_speeds_of_another_gpu_may_be_given():
     assert planned("--gpu", "a100", "--tflops", "200/150")["forward_tflops"] == 200
+
+
+def test_speeds_are_those_that_were_measured():
+    results = Path(__file__).parents[2] / "benchmarks/results/distributed_h200.json"
+    measured = {
+        ("NVIDIA H200", each["head_dim"]): each["tflops"]
+        for each in json.loads(results.read_text())["speeds"]
+        if (each["operation"], each["mask"]) == ("backward", "full")
+    }
+    assert {key: speed / 1e12 for key, speed in MEASURED_BACKWARD.items()} == pytest.approx(measured, rel=0.005)
