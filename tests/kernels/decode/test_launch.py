@@ -49,3 +49,8 @@ def test_items_have_a_cost_of_their_own_where_thread_blocks_have_several():
     assert arguments_of(16, 8).item_overhead == 0
     assert arguments_of(64, 8).item_overhead == ITEM_OVERHEAD
     assert arguments_of(64, 8, split_units=4).item_overhead == 0  # a split's bits depend on its own item alone
+
+
+def test_more_units_than_can_be_counted_are_refused():
+    with pytest.raises(ValueError, match=r"room for 4\d{9} units of 128 keys .* allowed: up to 4294967295"):
+        arguments_of(2**20, 64)

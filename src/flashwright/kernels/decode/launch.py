@@ -17,6 +17,8 @@ from flashwright.problem.variant import AttentionVariant
 ITEM_OVERHEAD = 2
 """What it costs to begin and to end an item, in units. It counts where thread blocks have several items; where they
 have parts of one, each of them begins and ends once."""
+MOST_PLACES = 2**32 - 1
+"""The kernels count units of all sequences and heads in 32 bits."""
 PAGE_STEP = 16
 """Pages have a multiple of so many keys."""
 
@@ -160,6 +162,12 @@ def decode_launch(
         forward.lse_batch_stride = 0
     row_tiles, items = _items(config, q, k, cache)
     scratch = decode_scratch(config, q, k, cache, multiprocessors=multiprocessors, split_units=split_units)
+    places = items * (ITEM_OVERHEAD + 1 + -(-_capacity(k, cache) // config.B_c))
+    if places > MOST_PLACES:
+        raise ValueError(
+            f"the cache has room for {places} units of {config.B_c} keys of all sequences and heads; allowed: up to "
+            f"{MOST_PLACES}. Split the batch"
+        )
     blocks = multiprocessors * config.blocks_per_sm
     return DecodeLaunch(
         variant=variant,

@@ -14,7 +14,7 @@ _STATIC_BYTES = 1536
 # (row_warps, n_warps, keys_per_warp, stages, blocks_per_sm), of which the first that fits is used: the more keys are
 # under way, the better; and what one thread block waits for at the ends of its segments, another hides.
 _PREFERENCES = {
-    1: ((1, 8, 16, 3, 1), (1, 8, 16, 2, 1), (1, 4, 16, 2, 1), (1, 2, 16, 2, 1)),
+    1: ((1, 4, 32, 3, 2), (1, 8, 16, 3, 1), (1, 8, 16, 2, 1), (1, 4, 16, 2, 1), (1, 2, 16, 2, 1)),
     2: ((2, 8, 32, 3, 1), (2, 8, 16, 3, 1), (2, 8, 16, 2, 1), (2, 4, 16, 2, 1), (2, 2, 16, 2, 1)),
     4: ((4, 8, 32, 3, 1), (4, 8, 32, 2, 1), (4, 8, 16, 2, 1), (4, 4, 16, 2, 1), (2, 2, 16, 2, 1)),
 }

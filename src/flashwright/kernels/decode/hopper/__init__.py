@@ -40,5 +40,5 @@ HOPPER_DECODE = KernelFamily(
     space=SPACE,
     ladder=LADDER,
     explanation=EXPLANATION,
-    companions={APPEND: Companion(hopper_append_source, APPEND_THREADS)},
+    companions={APPEND: Companion(hopper_append_source, APPEND_THREADS, on_request=True)},
 )
