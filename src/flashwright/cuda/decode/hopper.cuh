@@ -128,8 +128,8 @@ struct Consumer {
         const int thread = threadIdx.x % warpgroup_threads;
         // The warpgroup has waited for all products that read Q.
         named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads);
-        copy_Q<warpgroup_rows, warpgroup_threads>(args, share.item, shared.Q(warpgroup), warpgroup * warpgroup_rows,
-                                                  thread); // @operand Q
+        const int first_row = warpgroup * warpgroup_rows;
+        copy_Q<warpgroup_rows, warpgroup_threads>(args, share.item, shared.Q(warpgroup), first_row, thread); // @operand Q
         cp_async_commit_group();
         cp_async_wait_group<0>();
         fence_async_proxy();
