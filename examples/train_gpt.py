@@ -1,6 +1,7 @@
 """Training beside PyTorch: a small GPT, once with PyTorch's SDPA and once with `flashwright.attention`.
 
-python examples/train_gpt.py [--steps 240] [--plot losses.png] [--output losses.json] [--from losses.json]
+python examples/train_gpt.py [--steps 240] [--positions learned] [--plot losses.png] [--output losses.json]
+    [--from losses.json]
 
 Both start from the same weights and see the same batches of a text that is made here: who gives what to whom. They take
 turns of a few steps each; the first turn of each is not timed. Their losses should lie on top of each other. On a GPU
@@ -16,7 +17,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ class Size:
     steps: int
     turn: int
     """Steps of one model before it is the other's turn."""
+    positions: str = "rotary"
+    """Or "learned": an embedding of each row's number."""
 
     @property
     def hidden(self) -> int:
@@ -120,7 +123,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, rows, hidden = x.shape
         q, k, v = self.to_qkv(self.norm_1(x)).view(batch, rows, 3, self.size.heads, self.size.head_dim).unbind(2)
-        out = self.attend(*(each.transpose(1, 2) for each in (rotated(q), rotated(k), v)))  # any strides will do
+        if self.size.positions == "rotary":
+            q, k = rotated(q), rotated(k)
+        out = self.attend(*(each.transpose(1, 2) for each in (q, k, v)))  # any strides will do
         x = x + self.to_out(out.transpose(1, 2).reshape(batch, rows, hidden))
         return x + self.mlp(self.norm_2(x))
 
@@ -129,6 +134,7 @@ class GPT(nn.Module):
     def __init__(self, size: Size, vocabulary: int, attend: Attend) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, size.hidden)
+        self.positions = nn.Embedding(size.rows, size.hidden) if size.positions == "learned" else None
         self.blocks = nn.Sequential(*(Block(size, attend) for _ in range(size.layers)))
         self.norm, self.to_logits = nn.LayerNorm(size.hidden), nn.Linear(size.hidden, vocabulary)
         for parameter in self.parameters():
@@ -136,7 +142,10 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.to_logits(self.norm(self.blocks(self.embed(tokens))))
+        x = self.embed(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight[: tokens.shape[1]]
+        return self.to_logits(self.norm(self.blocks(x)))
 
 
 # --- Training --------------------------------------------------------------------------------------------------------
@@ -239,6 +248,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, help="of each model")
+    parser.add_argument("--positions", choices=("rotary", "learned"), default="rotary")
     parser.add_argument("--plot", type=Path, help="draw the losses to this .png or .svg file")
     parser.add_argument("--output", type=Path, help="write losses and speeds to this JSON file")
     parser.add_argument("--from", dest="stored", type=Path, help="show such a file, and train nothing")
@@ -247,6 +257,7 @@ def main() -> None:
         result = json.loads(arguments.stored.read_text())
     else:
         device, size = ("cuda", ON_GPU) if torch.cuda.is_available() else ("cpu", ON_CPU)
+        size = replace(size, positions=arguments.positions)
         result = train(size, size.steps if arguments.steps is None else arguments.steps, device)
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")

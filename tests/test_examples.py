@@ -69,6 +69,20 @@ def test_processes_that_share_a_sequence_train_as_one_does(monkeypatch, capsys):
     assert [float(x) for x in one[2:]] == pytest.approx([float(x) for x in two[2:]], abs=3e-4)
 
 
+def test_the_page_on_training_says_what_was_stored(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("torch")
+    stored = EXAMPLES.parent / "benchmarks" / "results" / "train_gpt_h200.json"
+    picture = tmp_path / "losses.svg"
+    monkeypatch.setattr(sys, "argv", ["train_gpt.py", "--from", str(stored), "--plot", str(picture)])
+    runpy.run_path(str(EXAMPLES / "train_gpt.py"), run_name="__main__")
+    page = (EXAMPLES.parent / "docs" / "training.md").read_text()
+    found = re.findall(r"loss (\S+) → (\S+), (\S+) tokens/s", capsys.readouterr().out)
+    assert len(found) == 2
+    for first, last, speed in found:
+        assert f"| {first} | {last} | {speed} |" in page
+    assert picture.stat().st_size > 1000
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PROMISES)
 def test_an_example_runs_on_a_gpu(name, monkeypatch, tmp_path):
