@@ -26,6 +26,6 @@ def hopper_default(occasion: Occasion) -> HopperForwardKernelConfig:
 
 
 def suits_hopper(occasion: Occasion) -> bool:
-    """Not a few rows on a few keys, of which a tile of 128 would be mostly empty. On 32k keys a whole tile of 128 took an
-    H200 less than half the time of the other family's tile of 64."""
+    """Not a few rows on a few keys, of which a tile of 128 would be mostly empty. On 32k keys a whole tile of 128 took
+    an H200 less than half the time of the other family's tile of 64."""
     return occasion.q_bucket != SHORT or occasion.kv_bucket in (LONG, LONGEST)
