@@ -7,11 +7,13 @@ and the simulator find beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from flashwright.hardware.tensor_map import Swizzle
+from flashwright.kernels.shared_layout import SharedLayout
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,30 @@ class TimelineTexts:
     )
     nothing_to_hide_behind: str = "nothing to hide behind"
     """After "is under way for 12 instructions, with"."""
+
+
+SWIZZLED = (
+    "16-byte vectors are permuted within each bank line, so that eight rows of one column lie in different banks",
+    "rows lie one after the other, so that eight rows of one column lie in the same banks and take turns",
+)
+"""What the knob `swizzled` does, on and off."""
+
+
+def loads_of_keys(config: Any, layout: SharedLayout, rows: int) -> ExecutedLoads:
+    """Of blocks of K with so many rows, laid out so in shared memory."""
+    return ExecutedLoads(
+        operand="K",
+        rows=rows,
+        columns=config.d_head,
+        panel_columns=layout.panel_columns,
+        offset=partial(layout.offset, rows=rows),
+        is_swizzled=config.swizzled,
+    )
+
+
+def swizzle_turned(config: Any) -> Any:
+    """The same config with the swizzle turned."""
+    return replace(config, swizzled=not config.swizzled)
 
 
 FORWARD_PRODUCTS = {"S": "S = QKᵀ", "O": "O += PV"}

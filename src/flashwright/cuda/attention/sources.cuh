@@ -12,16 +12,3 @@ struct ContiguousRows {
 
     DEVICE const char *block(int64 row) const { return first_row + row * row_stride; }
 };
-
-// Rows in pages of a pool, which a table lists in the sequence's order. A block lies within a page: its rows divide the
-// page's.
-struct PagedRows {
-    const char *pool; // this head's first row in page 0
-    const int *page_table;
-    int page_rows;
-    int64 page_stride, row_stride;
-
-    DEVICE const char *block(int row) const {
-        return pool + page_table[row / page_rows] * page_stride + row % page_rows * row_stride;
-    }
-};

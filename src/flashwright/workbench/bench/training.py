@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flashwright.problem.flops import BACKWARD, DECODE, FORWARD, TRAIN
@@ -35,32 +35,24 @@ def trained(prepared: Prepared, inputs: Inputs) -> Prepared:
     return Prepared(step, context=prepared.context, kernel=prepared.kernel)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Differentiated:
-    """A backward runs on the stream that its forward ran on: each stream has an output of its own, from the first call
-    on it."""
+    """The gradients of one output, which the first call computes: a backward runs on the stream of its forward."""
 
     prepared: Prepared
     inputs: Inputs
-    outputs: dict[int, Any] = field(default_factory=dict)
+    output: Any = None
 
     def __call__(self) -> tuple[Any, ...]:
-        stream = _current_stream(self.inputs.q)
-        if stream not in self.outputs:
-            self.outputs[stream] = self.prepared.output()
-        return _gradients(self.outputs[stream], self.inputs, retain_graph=True)
+        if self.output is None:
+            self.output = self.prepared.output()
+        return _gradients(self.output, self.inputs, retain_graph=True)
 
 
 def _gradients(out: Any, inputs: Inputs, **options: Any) -> tuple[Any, ...]:
     import torch
 
     return torch.autograd.grad(out, (inputs.q, inputs.k, inputs.v), inputs.do, **options)
-
-
-def _current_stream(tensor: Any) -> int:
-    import torch
-
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream) if tensor.is_cuda else 0
 
 
 def with_gradients(inputs: Inputs, operation: str) -> Inputs:

@@ -6,8 +6,7 @@ Arithmetic on the config alone; nothing is compiled.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import fields
 from typing import Any
 
 from flashwright.hardware.units import MMA_K, MMA_ROWS, WARP_THREADS
@@ -15,6 +14,7 @@ from flashwright.kernels.backward.ampere.config import AmpereBackwardKernelConfi
 from flashwright.kernels.backward.ampere.shapes import AmpereBackwardShapes
 from flashwright.kernels.backward.explanations import ORDERED, common_meanings, stage_changes
 from flashwright.kernels.explanation import (
+    SWIZZLED,
     ExecutedLoads,
     Explanation,
     Knob,
@@ -25,14 +25,13 @@ from flashwright.kernels.explanation import (
     SharedRegion,
     TimelineTexts,
     doubled_and_halved,
+    loads_of_keys,
+    swizzle_turned,
     turned,
 )
 
 _SWITCHES: dict[str, tuple[str, str]] = {
-    "swizzled": (
-        "16-byte vectors are permuted within each bank line, so that eight rows of one column lie in different banks",
-        "rows lie one after the other, so that eight rows of one column lie in the same banks and take turns",
-    ),
+    "swizzled": SWIZZLED,
     "late_dQ": (
         "dQ of a block is computed in the next step, from a second buffer of dS: of the warps that share a scheduler, "
         "some multiply while others exponentiate",
@@ -175,21 +174,8 @@ def neighbours(config: AmpereBackwardKernelConfig) -> Iterator[tuple[str, dict[s
     yield from turned(config, tuple(_SWITCHES))
 
 
-def without_or_with_swizzle(config: AmpereBackwardKernelConfig) -> AmpereBackwardKernelConfig:
-    """The same config with the swizzle turned."""
-    return replace(config, swizzled=not config.swizzled)
-
-
 def banks(config: AmpereBackwardKernelConfig) -> ExecutedLoads:
-    layout = AmpereBackwardShapes(config).shared_layout
-    return ExecutedLoads(
-        operand="K",
-        rows=config.B_c,
-        columns=config.d_head,
-        panel_columns=layout.panel_columns,
-        offset=partial(layout.offset, rows=config.B_c),
-        is_swizzled=config.swizzled,
-    )
+    return loads_of_keys(config, AmpereBackwardShapes(config).shared_layout, config.B_c)
 
 
 TIMELINE = TimelineTexts(
@@ -208,7 +194,7 @@ EXPLANATION = Explanation(
     shapes=shapes,
     register_phases=register_phases,
     shared_map=shared_map,
-    also_drawn=lambda config: (without_or_with_swizzle(config),),
+    also_drawn=lambda config: (swizzle_turned(config),),
     banks=banks,
     products={},
     timeline=TIMELINE,

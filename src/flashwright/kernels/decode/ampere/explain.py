@@ -6,14 +6,14 @@ Arithmetic on the config alone; nothing is compiled.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import fields
 from typing import Any
 
 from flashwright.hardware.units import MMA_K, MMA_ROWS, WARP_THREADS
 from flashwright.kernels.decode.ampere.config import AmpereDecodeKernelConfig
 from flashwright.kernels.decode.ampere.shapes import AmpereDecodeShapes
 from flashwright.kernels.explanation import (
+    SWIZZLED,
     ExecutedLoads,
     Explanation,
     Knob,
@@ -25,14 +25,13 @@ from flashwright.kernels.explanation import (
     TimelineTexts,
     TracedWarp,
     doubled_and_halved,
+    loads_of_keys,
+    swizzle_turned,
     turned,
 )
 
 _SWITCHES: dict[str, tuple[str, str]] = {
-    "swizzled": (
-        "16-byte vectors are permuted within each bank line, so that eight rows of one column lie in different banks",
-        "rows lie one after the other, so that eight rows of one column lie in the same banks and take turns",
-    ),
+    "swizzled": SWIZZLED,
 }
 _SIZES = ("B_r", "keys_per_warp", "n_warps", "row_warps")
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "stages", "blocks_per_sm", *_SWITCHES)
@@ -138,15 +137,7 @@ def neighbours(config: AmpereDecodeKernelConfig) -> Iterator[tuple[str, dict[str
 
 
 def banks(config: AmpereDecodeKernelConfig) -> ExecutedLoads:
-    layout = AmpereDecodeShapes(config).shared_layout
-    return ExecutedLoads(
-        operand="K",
-        rows=config.keys_per_warp,
-        columns=config.d_head,
-        panel_columns=layout.panel_columns,
-        offset=partial(layout.offset, rows=config.keys_per_warp),
-        is_swizzled=config.swizzled,
-    )
+    return loads_of_keys(config, AmpereDecodeShapes(config).shared_layout, config.keys_per_warp)
 
 
 TIMELINE = TimelineTexts(
@@ -164,7 +155,7 @@ EXPLANATION = Explanation(
     shapes=shapes,
     register_phases=register_phases,
     shared_map=shared_map,
-    also_drawn=lambda config: (replace(config, swizzled=not config.swizzled),),
+    also_drawn=lambda config: (swizzle_turned(config),),
     warps=lambda config: (TracedWarp(0, steps_ahead=config.stages - 1),),
     banks=banks,
     timeline=TIMELINE,

@@ -6,12 +6,12 @@ Arithmetic on the config alone; nothing is compiled.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import fields
 from typing import Any
 
 from flashwright.hardware.units import FRAGMENT
 from flashwright.kernels.explanation import (
+    SWIZZLED,
     Buffering,
     ExecutedLoads,
     Explanation,
@@ -22,6 +22,8 @@ from flashwright.kernels.explanation import (
     SharedRegion,
     TimelineTexts,
     TracedWarp,
+    loads_of_keys,
+    swizzle_turned,
 )
 from flashwright.kernels.forward.ampere.config import MAX_WARPS, FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.registers import estimate, register_phases
@@ -39,10 +41,7 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "V's copy starts before S = QKᵀ and the next K's before softmax, so that they arrive during the arithmetic",
         "each block is copied when it is needed, and everybody waits for it",
     ),
-    "swizzled": (
-        "16-byte vectors are permuted within each bank line, so that eight rows of one column lie in different banks",
-        "rows lie one after the other, so that eight rows of one column lie in the same banks and take turns",
-    ),
+    "swizzled": SWIZZLED,
     "mma_double_buffer_loads": (
         "streamed operands have two register buffers: tile t+1 is loaded while tile t is multiplied",
         "streamed operands have one register buffer: each tile is loaded, then multiplied",
@@ -233,24 +232,11 @@ def row_stride(config: FlashForwardKernelConfig) -> int:
     return config.static_row_stride or config.d_head
 
 
-def without_or_with_swizzle(config: FlashForwardKernelConfig) -> FlashForwardKernelConfig:
-    """The same config with the swizzle turned."""
-    return replace(config, swizzled=not config.swizzled)
-
-
 # --- Pictures --------------------------------------------------------------------------------------------------
 
 
 def banks(config: FlashForwardKernelConfig) -> ExecutedLoads:
-    layout = ForwardKernelTileShapes(config).shared_layout
-    return ExecutedLoads(
-        operand="K",
-        rows=config.B_c,
-        columns=config.d_head,
-        panel_columns=layout.panel_columns,
-        offset=partial(layout.offset, rows=config.B_c),
-        is_swizzled=config.swizzled,
-    )
+    return loads_of_keys(config, ForwardKernelTileShapes(config).shared_layout, config.B_c)
 
 
 TIMELINE = TimelineTexts(
@@ -281,7 +267,7 @@ EXPLANATION = Explanation(
     buffering=buffering,
     warps=warps,
     row_stride=row_stride,
-    also_drawn=lambda config: (without_or_with_swizzle(config),),
+    also_drawn=lambda config: (swizzle_turned(config),),
     banks=banks,
     product=Product.MMA,
     timeline=TIMELINE,
