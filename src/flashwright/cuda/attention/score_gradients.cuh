@@ -5,6 +5,7 @@
 #pragma once
 #include "attention/ranges.cuh"
 #include "attention/rescaling.cuh"
+#include "attention/soft_cap.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 
@@ -107,7 +108,7 @@ struct ScoreGradients {
 
     // Caps a score, as the forward did; returns the slope of the cap there, 1 - tanh².
     static DEVICE float cap(float &score, float capping_scale) {
-        score = 1 - 2 * reciprocal_approx(1 + exp2_approx(score * capping_scale));
+        score = soft_capped(score, capping_scale);
         return 1 - score * score;
     }
 };

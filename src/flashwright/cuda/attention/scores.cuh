@@ -5,7 +5,7 @@
 // backward multiplies the gradient of a score, beside the cap's.
 #pragma once
 #include "attention/ranges.cuh"
-#include "ptx/math.cuh"
+#include "attention/soft_cap.cuh"
 #include "ptx/special_registers.cuh"
 #include "tile/accumulator.cuh"
 
@@ -21,8 +21,6 @@ struct Scores {
             mask(S, first_query, first_key);
     }
 
-    // Soft-capping: the scores' hyperbolic tangent. tanh(x) = 1 - 2/(exp(2x) + 1), and the scale turns exp(2x) into
-    // exp2. Its derivative is 1 - tanh².
     template <int row_tiles, int column_tiles> DEVICE void cap(float (&S)[row_tiles][column_tiles][4]) const {
         if constexpr (variant::softcaps)
 #pragma unroll
@@ -31,7 +29,7 @@ struct Scores {
                 for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
                     for (int i = 0; i < accumulator_values; ++i)
-                        S[m][n][i] = 1 - 2 * reciprocal_approx(1 + exp2_approx(S[m][n][i] * capping_scale));
+                        S[m][n][i] = soft_capped(S[m][n][i], capping_scale);
     }
 
     // Sets the scores outside each row's window to minus infinity, in the warps that have any.

@@ -1,7 +1,7 @@
 // Scores of packed rows, before the softmax: soft cap and mask.
 #pragma once
+#include "attention/soft_cap.cuh"
 #include "decode/items.cuh"
-#include "ptx/math.cuh"
 #include "tile/accumulator.cuh"
 
 // Of an item's rows.
@@ -40,7 +40,7 @@ struct PackedScores {
             for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
                 for (float &score : S[m][n])
-                    score = 1 - 2 * reciprocal_approx(1 + exp2_approx(score * capping_scale));
+                    score = soft_capped(score, capping_scale);
     }
     template <int row_tiles, int column_tiles>
     static DEVICE void mask(const DecodeArguments &args, const Item &item, float (&S)[row_tiles][column_tiles][4],
