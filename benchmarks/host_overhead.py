@@ -132,9 +132,9 @@ class LengthCosts:
 
 
 def changing_lengths(repeats: int) -> list[LengthCosts]:
-    """Of every family that this GPU runs."""
+    """As attention() chooses by itself, and of every family that this GPU runs."""
     arch = gpu_model(torch.cuda.current_device()).arch
-    names = [family.name for family in families() if family.runs_on(arch)]
+    names = [None, *(family.name for family in families() if family.runs_on(arch))]
     problems = (("decoding", True, False), ("prefill", False, False), ("prefill, causal", False, True))
     return [
         measured(name, problem, repeats, decoding=decoding, causal=causal)
@@ -143,7 +143,7 @@ def changing_lengths(repeats: int) -> list[LengthCosts]:
     ]
 
 
-def measured(family: str, problem: str, repeats: int, *, decoding: bool, causal: bool) -> LengthCosts:
+def measured(family: str | None, problem: str, repeats: int, *, decoding: bool, causal: bool) -> LengthCosts:
     q, k, v = _random(LENGTHS.stop)
 
     def views(lengths: Sequence[int]) -> Views:
@@ -165,7 +165,7 @@ def measured(family: str, problem: str, repeats: int, *, decoding: bool, causal:
         *zip(*rounds, strict=True),
         *zip(*((new / hit, new / sdpa) for new, _, hit, sdpa in rounds), strict=True),
     )
-    return LengthCosts(family, problem, *map(statistics.median, columns))
+    return LengthCosts(family or "chosen", problem, *map(statistics.median, columns))
 
 
 def us_per_call(call: Callable[..., Any], views: Views) -> float:

@@ -32,7 +32,7 @@ def some(*shape: int, seed: int = 0) -> Any:
 
 def call_kind(options: AttentionOptions = NO_OPTIONS, *, returns_lse: bool = False, most_rows: int = 9) -> Any:
     decoding = DecodeKind(options, lambda *sizes: DECODE, returns_lse=returns_lse, device_index=0)
-    few_rows = FewRows(decoding, lambda batch, heads, kv_heads, rows, keys: rows <= most_rows)
+    few_rows = FewRows(decoding, lambda batch, heads, kv_heads, rows, keys: rows <= most_rows, most_rows)
     return CallKind(options, lambda *sizes: FORWARD, returns_lse=returns_lse, device_index=0, few_rows=few_rows)
 
 

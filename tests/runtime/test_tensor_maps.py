@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flashwright.hardware.tensor_map import TensorMap
 from flashwright.runtime import tensor_maps
-from flashwright.runtime.tensor_maps import WORDS, MapTemplate
+from flashwright.runtime.tensor_maps import WORDS, MapTemplate, placed_rows
 
 KIND = TensorMap(16, ml_dtypes.bfloat16, (1, 1, 1, 1), (0, 0, 0), (64, 64, 1, 1))
 TEMPLATE = MapTemplate(KIND, scattered)
@@ -65,6 +65,7 @@ def test_a_map_is_written_as_the_driver_would_encode_it(shape, strides):
 def test_another_number_of_rows_changes_a_map_into_that_of_so_many(rows, strides):
     words, expected = TEMPLATE.blank[:], TEMPLATE.blank[:]
     TEMPLATE.write(words, 0, (64, rows[0], 3, 7), strides)
-    assert TEMPLATE.write_rows(words, 0, rows[1])
+    ((at, others, up),) = placed_rows([TEMPLATE])
+    words[at] = words[at] & others | rows[1] - 1 << up
     TEMPLATE.write(expected, 0, (64, rows[1], 3, 7), strides)
     assert words == expected

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashwright.choice.choose import chosen_config
-from flashwright.choice.few_rows import decodes
+from flashwright.choice.few_rows import MOST_PACKED_ROWS, decodes
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.family import KernelConfig
 from flashwright.operators.backward import forget_backward_plans
@@ -58,7 +58,7 @@ def call_kind(
     few_rows = None
     if decodes_few_rows and config is None and family is None and not row_invariant:
         kind = decode_kind(options, dtype, device_index, returns_lse, split_units=0)
-        few_rows = FewRows(kind, partial(decodes, options.window))
+        few_rows = FewRows(kind, partial(decodes, options.window), MOST_PACKED_ROWS)
     return CallKind(options, choose, returns_lse=returns_lse, device_index=device_index, few_rows=few_rows)
 
 

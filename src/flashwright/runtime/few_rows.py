@@ -50,8 +50,10 @@ class FewRows:
 
     MOST_PLANS = 1024
 
-    def __init__(self, kind: DecodeKind, suits: Suits) -> None:
+    def __init__(self, kind: DecodeKind, suits: Suits, most_rows: int) -> None:
+        """`most_rows`: whatever else they have, calls with more suit the forward."""
         self.kind = kind
+        self.most_rows = most_rows
         self._suits = suits
         self._plans: dict[tuple[Any, ...], FewRowsPlan] = {}
 

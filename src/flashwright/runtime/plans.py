@@ -33,7 +33,7 @@ from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.few_rows import FewRows, FewRowsArrangement
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
 from flashwright.runtime.parameters import WORD_BYTES, Parameters, kind_of_map, words_of
-from flashwright.runtime.tensor_maps import WORDS, map_template
+from flashwright.runtime.tensor_maps import WORDS, map_template, placed_rows
 from flashwright.runtime.tensors import (
     VECTOR_MASK,
     Packed,
@@ -121,7 +121,7 @@ class CallKind:
         q_shape, _, k_shape, _, v_shape, _ = layout[:6]
         buckets = None
         if len(layout) == 6 and len(q_shape) == len(k_shape) == 4:  # neither packed nor written to a given output
-            if self._few_rows is not None:
+            if self._few_rows is not None and q_shape[2] <= self._few_rows.most_rows:
                 few = self._few_rows.arrange(layout, q, k, v, out, self._copies_first)
                 if few is not None:
                     self.arrangements[layout] = few
@@ -206,6 +206,7 @@ class Plan:
         self.maps = [map_template(kind_of_map(each)) for each in launch.tensor_maps]
         # The parameters one after the other in 8-byte words: tensor maps, arguments, perhaps a schedule.
         self.words = array("Q", [word for template in self.maps for word in template.blank])
+        self.row_places = placed_rows(self.maps)
         self.arguments = len(self.maps) * WORDS
         self.words.extend(words_of(launch.arguments))
         self.schedule = None if launch.schedule is None else words_of(launch.schedule)
@@ -214,6 +215,7 @@ class Plan:
         self.spare: list[Parameters] = []
         """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
         self.deals_tiles = self.rules.deals_tiles(config, launch.variant)
+        self._tiles: dict[tuple[int, int, int], tuple[Grid, tuple[int, int] | None]] = {}
         self.q, self.k, self.v, self.o, self.lse, self.q_starts, self.kv_starts = (
             self.arguments + _word(name) for name in ("Q", "K", "V", "O", "lse", "q_starts", "kv_starts")
         )
@@ -235,7 +237,6 @@ class Plan:
             check_row_stride(self.row_stride, name, rows, strides[2])
         check_tiles(self.config, sizes)
         q_blocks = sizes.q_blocks(self.config)
-        grid = self.rules.grid(self.config, q_blocks, q_heads, sizes.lines, self.multiprocessors)
         words = self.words[:]
         first = self.arguments
         for tensor, strides in ((_Q, q_strides), (_K, k_strides), (_V, v_strides), (_O, out_strides)):
@@ -251,7 +252,8 @@ class Plan:
             zip(self.maps, (q_shape, k_shape, k_shape), (q_strides, k_strides, v_strides), strict=False)
         ):
             template.write(words, index * WORDS, shape[::-1], map_strides(shape, strides))
-        return Arrangement(self, layout, words, self.schedule_by_rule(q_blocks, q_heads, sizes.lines), grid)
+        grid, schedule = self.tiles(q_blocks, q_heads, sizes.lines)
+        return Arrangement(self, layout, words, schedule, grid)
 
     def new_parameters(self) -> Parameters:
         words, first_words = self.words[:], [*range(0, self.arguments + 1, WORDS)]
@@ -260,9 +262,18 @@ class Plan:
             words.extend(self.schedule)
         return Parameters(words, first_words)
 
-    def schedule_by_rule(self, q_blocks: int, heads: int, batches: int) -> tuple[int, int] | None:
-        """The first words of a schedule, found at once; None if the kernel takes none."""
-        return None if self.schedule is None else self.rules.schedule_by_rule(q_blocks, heads, batches)
+    def tiles(self, q_blocks: int, heads: int, lines: int) -> tuple[Grid, tuple[int, int] | None]:
+        """The grid for so many tiles, and the first words of a schedule that is found at once, if the kernel takes one.
+
+        Many lengths have as many tiles, and the families' rules take longer than looking them up."""
+        found = self._tiles.get((q_blocks, heads, lines))
+        if found is None:
+            if len(self._tiles) >= self.kind.MOST_ARRANGEMENTS:
+                self._tiles.clear()
+            grid = self.rules.grid(self.config, q_blocks, heads, lines, self.multiprocessors)
+            schedule = None if self.schedule is None else self.rules.schedule_by_rule(q_blocks, heads, lines)
+            found = self._tiles[q_blocks, heads, lines] = grid, schedule
+        return found
 
     def balanced_schedule(self, layout: tuple[Any, ...], grid: Grid) -> array[int]:
         """Balances thread blocks as well as the family can, which takes longer than a call."""
@@ -357,84 +368,70 @@ class Arrangement:
         q_shape, q_strides, k_shape, k_strides, v_shape, v_strides = layout
         old_q_shape, old_q_strides, old_k_shape, old_k_strides, _, old_v_strides = self.layout
         plan = self.plan
+        q_batch, heads, q_rows, q_dim = q_shape
         batch, kv_heads, kv_rows, head_dim = k_shape
-        k_batch, k_head, k_row, k_column = k_strides
-        v_batch, v_head, v_row, v_column = v_strides
+        old_batch, old_heads, old_q_rows, _ = old_q_shape
+        _, old_kv_heads, old_kv_rows, old_head_dim = old_k_shape
         if (
             k_shape != v_shape
-            or kv_heads != old_k_shape[1]
-            or head_dim != old_k_shape[3]
-            or q_shape[0] != batch
-            or not batch * kv_rows * q_shape[2]
-            or k_column != 1
-            or v_column != 1
-            or (k_batch | k_head | k_row | v_batch | v_head | v_row) & VECTOR_MASK
+            or not q_dim == head_dim == old_head_dim
+            or kv_heads != old_kv_heads
+            or heads != old_heads
+            or q_batch != batch
+            or not batch * kv_rows * q_rows
             or kv_rows > MAX_LENGTH
+            or q_rows > MAX_LENGTH
             or plan.row_stride
         ):
             return None
         words = self.words[:]
-        grid, schedule = self.grid, self.schedule
-        if q_shape != old_q_shape or q_strides != old_q_strides:
-            if not self._write_queries(words, q_shape, q_strides, head_dim, out.stride()):
-                return None
-            q_blocks, heads = -(-q_shape[2] // plan.B_r), q_shape[1]
-            grid = plan.rules.grid(plan.config, q_blocks, heads, batch, plan.multiprocessors)
-            schedule = plan.schedule_by_rule(q_blocks, heads, batch)
         first = plan.arguments
-        words[first + _LENGTHS] = q_shape[2] | kv_rows << 32
-        if k_strides != old_k_strides:
-            words[first + _K + 1], words[first + _K + 2], words[first + _K + 3] = k_batch, k_head, k_row
-        if v_strides != old_v_strides:
-            words[first + _V + 1], words[first + _V + 2], words[first + _V + 3] = v_batch, v_head, v_row
+        words[first + _LENGTHS] = q_rows | kv_rows << 32
+        same_q, same_k, same_v = q_strides == old_q_strides, k_strides == old_k_strides, v_strides == old_v_strides
+        if not (same_k or _write_strides(words, first + _K + 1, k_strides)):
+            return None
+        if not (same_v or _write_strides(words, first + _V + 1, v_strides)):
+            return None
+        grid, schedule = self.grid, self.schedule
+        if not same_q or q_shape != old_q_shape:
+            if not (same_q or _write_strides(words, first + _Q + 1, q_strides)):
+                return None
+            q_blocks = -(-q_rows // plan.B_r)
+            if q_blocks * heads * batch > MAX_BLOCKS or not _write_strides(words, first + _O + 1, out.stride()):
+                return None
+            words[first + _LSE_BATCH_STRIDE], words[first + _LSE_HEAD_STRIDE] = heads * q_rows, q_rows
+            words[first + _BLOCKS] = q_blocks | batch << 32
+            grid, schedule = plan.tiles(q_blocks, heads, batch)
         if plan.maps:
-            _, K, V = plan.maps
+            same_strides = same_q and same_k and same_v and batch == old_batch
             # A map of one row has no row stride.
-            only_rows = batch == old_k_shape[0] and kv_rows > 1 and old_k_shape[2] > 1
-            if not (only_rows and k_strides == old_k_strides and K.write_rows(words, WORDS, kv_rows)):
-                K.write(words, WORDS, (head_dim, kv_rows, kv_heads, batch), map_strides(k_shape, k_strides))
-            if V is K and v_strides == k_strides:
-                words[2 * WORDS : 3 * WORDS] = words[WORDS : 2 * WORDS]
-            elif not (only_rows and v_strides == old_v_strides and V.write_rows(words, 2 * WORDS, kv_rows)):
-                V.write(words, 2 * WORDS, (head_dim, kv_rows, kv_heads, batch), map_strides(k_shape, v_strides))
+            several_rows = kv_rows > 1 < old_kv_rows and (q_rows == old_q_rows or q_rows > 1 < old_q_rows)
+            if same_strides and several_rows and plan.row_places:
+                (q_at, q_others, q_up), (k_at, k_others, k_up), (v_at, v_others, v_up) = plan.row_places
+                words[q_at] = words[q_at] & q_others | q_rows - 1 << q_up
+                words[k_at] = words[k_at] & k_others | kv_rows - 1 << k_up
+                words[v_at] = words[v_at] & v_others | kv_rows - 1 << v_up
+            else:
+                Q, K, V = plan.maps
+                Q.write(words, 0, q_shape[::-1], map_strides(q_shape, q_strides))
+                K.write(words, WORDS, k_shape[::-1], map_strides(k_shape, k_strides))
+                if V is K and v_strides == k_strides:
+                    words[2 * WORDS : 3 * WORDS] = words[WORDS : 2 * WORDS]
+                else:
+                    V.write(words, 2 * WORDS, k_shape[::-1], map_strides(k_shape, v_strides))
         # Whatever tiles were dealt, all are computed: how many keys they attend to decides only how evenly.
         return Arrangement(plan, layout, words, schedule, grid)
 
-    def _write_queries(
-        self,
-        words: array[int],
-        shape: Sequence[int],
-        strides: Sequence[int],
-        kv_head_dim: int,
-        out_strides: Sequence[int],
-    ) -> bool:
-        """Writes what other queries change; False if more is different."""
-        plan, old_shape = self.plan, self.layout[0]
-        batch, heads, rows, head_dim = shape
-        q_batch, q_head, q_row, q_column = strides
-        o_batch, o_head, o_row, o_column = out_strides
-        q_blocks = -(-rows // plan.B_r)
-        if (
-            head_dim != kv_head_dim
-            or heads != old_shape[1]
-            or q_column != 1
-            or o_column != 1
-            or (q_batch | q_head | q_row | o_batch | o_head | o_row) & VECTOR_MASK
-            or rows > MAX_LENGTH
-            or q_blocks * heads * batch > MAX_BLOCKS
-        ):
-            return False
-        first = plan.arguments
-        words[first + _Q + 1], words[first + _Q + 2], words[first + _Q + 3] = q_batch, q_head, q_row
-        words[first + _O + 1], words[first + _O + 2], words[first + _O + 3] = o_batch, o_head, o_row
-        words[first + _LSE_BATCH_STRIDE], words[first + _LSE_HEAD_STRIDE] = heads * rows, rows
-        words[first + _BLOCKS] = q_blocks | batch << 32
-        if plan.maps:
-            Q = plan.maps[0]
-            only_rows = batch == old_shape[0] and rows > 1 and old_shape[2] > 1 and strides == self.layout[1]
-            if not (only_rows and Q.write_rows(words, 0, rows)):
-                Q.write(words, 0, (head_dim, rows, heads, batch), map_strides(shape, strides))
-        return True
+
+def _write_strides(words: array[int], at: int, strides: Sequence[int]) -> bool:
+    """False if rows are not made of 16-byte vectors."""
+    batch, head, row, column = strides
+    if column != 1 or (batch | head | row) & VECTOR_MASK:
+        return False
+    words[at] = batch
+    words[at + 1] = head
+    words[at + 2] = row
+    return True
 
 
 class CopiesFirst:

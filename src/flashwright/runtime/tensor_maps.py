@@ -31,6 +31,9 @@ Encode = Callable[[TensorMap], Sequence[int]]
 BitRun = tuple[int, int, int, int]
 """(word, bits to drop, mask of what remains, bits to move it up by) of a stretch of a field's bits."""
 
+RowsPlace = tuple[int, int, int]
+"""(word, mask of its other bits, bits to move rows less 1 up by)"""
+
 
 def encoded_words(tensor_map: TensorMap) -> array[int]:
     """By the CUDA driver: cuTensorMapEncodeTiled. It refuses threads that have no context, whatever GPU's."""
@@ -83,8 +86,8 @@ class MapTemplate:
         self.blank[self.address_word] = 0
         self._sizes = [self._runs(smallest, "shape", axis) for axis in range(rank)]
         self._strides = [self._runs(smallest, "strides", axis) for axis in range(rank - 1)]
-        self._rows_place: tuple[int, int, int] | None = None
-        """(word, mask of its other bits, bits to move rows less 1 up by), where that is all there is to it."""
+        self.rows_place: RowsPlace | None = None
+        """Of the size of dimension 1, where it has one."""
         self.is_known = None not in (*self._sizes, *self._strides)
         """Whether maps can be written here; otherwise the driver is called for each."""
         if self.is_known:
@@ -129,14 +132,6 @@ class MapTemplate:
             whole = replace(self._kind, address=_SOME_ADDRESS, shape=tuple(shape), strides=tuple(strides))
             words[first : first + WORDS] = array("Q", self._encode(whole))
 
-    def write_rows(self, words: array[int], first: int, rows: int) -> bool:
-        """Changes the size of dimension 1 of a map that was written before; False where that takes a whole one."""
-        if self._rows_place is None:
-            return False
-        word, others, up = self._rows_place
-        words[first + word] = words[first + word] & others | rows - 1 << up
-        return True
-
     def _make_writer(self) -> None:
         """Makes the function that gives the words of a map that sizes and strides change.
 
@@ -155,7 +150,7 @@ class MapTemplate:
         rows = self._sizes[1] if len(self._sizes) > 1 else None
         if rows is not None and len(rows) == 1:
             word, _, mask, up = rows[0]
-            self._rows_place = (word, (1 << 64) - 1 ^ mask << up, up)
+            self.rows_place = (word, (1 << 64) - 1 ^ mask << up, up)
 
 
 def _address_word(tensor_map: TensorMap, words: Sequence[int], encode: Encode) -> int:
@@ -183,3 +178,10 @@ def _as_runs(places: list[tuple[int, int]]) -> list[BitRun]:
 def map_template(kind: TensorMap) -> MapTemplate:
     """The template of maps like this one, whatever its address, sizes and strides."""
     return MapTemplate(kind)
+
+
+def placed_rows(maps: Sequence[MapTemplate]) -> list[RowsPlace]:
+    """Where the rows of each of several maps, one after the other, are; empty if one of them has no such place."""
+    places = [each.rows_place if each.is_known else None for each in maps]
+    known = [(index * WORDS + place[0], *place[1:]) for index, place in enumerate(places) if place is not None]
+    return known if len(known) == len(places) else []
