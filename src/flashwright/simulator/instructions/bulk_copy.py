@@ -59,7 +59,7 @@ def reduce_tensor(syntax: Instruction, bind: Binder) -> Operation:
     target, source = _operands(syntax)
 
     def combine(box: TensorBox, memory: GlobalMemory, chunks: np.ndarray) -> None:
-        box.combine(memory, chunks, update_of(name, ptx_type_of(box.tensor_map.dtype), in_global=True))
+        box.combine(memory, chunks, update_of(name, ptx_type_of(box.tensor_map.dtype)))
 
     return _tensor_store(target, source, bind, combine, is_reduction=True)
 
@@ -81,9 +81,8 @@ def bulk(syntax: Instruction, bind: Binder) -> Operation:
 def reduce_bulk(syntax: Instruction, bind: Binder) -> Operation:
     """``[global], [shared], bytes``, or to another block ``[shared::cluster], [shared], bytes, [mbarrier]``."""
     ptx_type = data_type(syntax)
-    in_global = _direction(syntax) == TO_GLOBAL
-    update = update_of(_reduction_of(syntax), ptx_type, in_global)
-    if not in_global:
+    update = update_of(_reduction_of(syntax), ptx_type)
+    if _direction(syntax) != TO_GLOBAL:
 
         def combined(old: np.ndarray, new: np.ndarray) -> np.ndarray:
             parts = (np.ascontiguousarray(part).view(ptx_type.dtype) for part in (old, new))
