@@ -242,6 +242,7 @@ def _tensor_store(
 
     def execute(wave: Wave) -> None:
         for (thread, address), box in zip(_per_thread(wave, get_source), get_boxes(wave), strict=True):
+            address = wave.shared.own_offset(wave, thread, address, "bulk copy")
             _check_box(wave, thread, address, box)
             if min(box.coordinates) < 0:
                 detail = f"a box is stored at {box.coordinates}; only loads may begin before the tensor"
@@ -288,6 +289,7 @@ def _cluster_copy(
 
     def execute(wave: Wave) -> None:
         for (thread, start, count), (_, (place,)) in zip(_per_thread(wave, *getters), get_targets(wave), strict=True):
+            start = wave.shared.own_offset(wave, thread, start, "bulk copy")
             _check_alignment(wave, thread, (start, "source"), (place.offset, "target"), (count, "size"))
             for offset in (start, place.offset):
                 _check_shared(wave, thread, offset, count)
@@ -314,6 +316,7 @@ def _plain_store(
 
     def execute(wave: Wave) -> None:
         for thread, start, place, count in _per_thread(wave, *getters):
+            start = wave.shared.own_offset(wave, thread, start, "bulk copy")
             view = _global_chunks(wave, thread, start, place, count)
             if is_reduction:
                 has_unwritten = wave.global_memory.unwritten_among(np.array([place]), count).size
