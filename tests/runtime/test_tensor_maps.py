@@ -11,7 +11,7 @@ from fake_gpu import scattered
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashwright.hardware.tensor_map import TensorMap
+from flashwright.hardware.tensor_map import ELEMENT_DTYPES, TensorMap
 from flashwright.runtime import tensor_maps
 from flashwright.runtime.tensor_maps import WORDS, MapTemplate, placed_rows
 
@@ -45,6 +45,23 @@ def test_the_driver_encodes_in_threads_without_a_context_of_their_own(monkeypatc
 
     monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", encode)
     assert tensor_maps.encoded_words(KIND) == array("Q", range(WORDS))
+
+
+def test_every_element_type_is_handed_to_the_driver(monkeypatch):
+    torch, driver = pytest.importorskip("torch"), pytest.importorskip("cuda.bindings.driver")
+    seen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(tensor_maps, "make_context_current", lambda _: None)
+
+    def encode(dtype: object, *_: object) -> tuple[int, SimpleNamespace]:
+        seen.append(dtype)
+        return 0, SimpleNamespace(opaque=range(WORDS))
+
+    monkeypatch.setattr(driver, "cuTensorMapEncodeTiled", encode)
+    for dtype in ELEMENT_DTYPES:
+        tensor_maps.encoded_words(TensorMap(16, dtype, (64,), (), (64,)))
+    kinds = ["UINT8", "UINT16", "UINT32", "INT32", "UINT64", "INT64", "FLOAT16", "FLOAT32", "FLOAT64", "BFLOAT16"]
+    assert [kind.name for kind in seen] == [f"CU_TENSOR_MAP_DATA_TYPE_{kind}" for kind in kinds]
 
 
 @given(

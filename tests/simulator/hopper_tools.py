@@ -138,6 +138,31 @@ def fragments_of(a: np.ndarray) -> np.ndarray:
     return registers
 
 
+CLUSTER_DESCRIPTORS = r"""
+// Two blocks of a cluster multiply the same matrices of 16 bytes a row and core matrix; MASK is for their addresses.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(float *out, const u32 *image) {
+  __shared__ __align__(1024) u32 memory[1024];
+  const u32 t = threadIdx.x;
+  for (u32 i = t; i < 1024; i += 128) memory[i] = image[i];
+  proxy_fence(); __syncthreads();
+  const u64 layout = (u64)(128 >> 4) << 16 | (u64)(256 >> 4) << 32;
+  const u64 a = (u64)((addr(memory) & MASK) >> 4) | layout, b = (u64)((addr(memory + 512) & MASK) >> 4) | layout;
+  float d[4] = {0, 0, 0, 0};
+  fence(); mma(d, a, b, 0); commit(); finish<0>();
+  for (int i = 0; i < 4; ++i) out[(blockIdx.x * 4 + i) * 128 + t] = d[i];
+}
+"""
+
+
+def run_cluster_descriptors(image: np.ndarray, mask: int, gpu: SimulatedGPU | None = None) -> np.ndarray:
+    """[rank, 64, 8] products of A at the start of 4096 bytes of bf16 and B in their middle."""
+    gpu = gpu or SimulatedGPU("sm_90a")
+    out = gpu.to_device(np.zeros((2, 4, THREADS), np.float32))
+    module = gpu.load(compile_hopper(CLUSTER_DESCRIPTORS.replace("MASK", f"{mask:#x}u")))
+    module.launch("k", 2, THREADS, 0, [out, gpu.to_device(image)])
+    return np.array([matrix_of(registers) for registers in gpu.to_host(out)])
+
+
 # CUDA: one wrapper per instruction -----------------------------------------------------------------------------
 PRELUDE = r"""
 typedef unsigned long long u64; typedef unsigned u32;

@@ -133,6 +133,13 @@ CASES: list[tuple[str, str, tuple[str, ...], list[list[object]]]] = [
         for r in ("", ".relu")
         for i in (0, 99, 355, 611, 867)
     ),
+    *((f"cvt.rn.relu.{t}.f32 %d, %a;", "b16", ("f32",), [F32]) for t in ("f16", "bf16")),
+    *((f"cvt.rn.relu.{t}.f32 %d, %a, %b;", "b32", ("f32",) * 2, [F32, F32[::-1]]) for t in ("f16x2", "bf16x2")),
+    *((f"cvt.{m}.relu.tf32.f32 %d, %a;", "b32", ("f32",), [F32]) for m in ("rn", "rz")),
+    *(
+        (f"fma.rn.relu.{t} %d, %a, %b, %c;", "b16", (t,) * 3, product([-0.0, 2.0, -3.0, NAN], [-0.0, 1.0], [0.0, -0.0]))
+        for t in ("f16", "bf16")
+    ),
     *(
         (f"cvt.pack.sat.{t}.s32 %d, %a, %b;", "b32", ("s32", "s32"), [INTEGERS, INTEGERS[::-1]])
         for t in ("u16", "s16")

@@ -10,7 +10,7 @@ import pytest
 from flashwright.hardware.tensor_map import TensorMap
 from flashwright.simulator import SimulatedGPU, SimulationError
 
-from .hopper_tools import compile_hopper
+from .hopper_tools import BF16, compile_hopper, run_cluster_descriptors
 
 HELPERS = r"""
 D u32 rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -265,3 +265,79 @@ def test_asynchronous_stores_to_another_block(store: str, step: int) -> None:
     with pytest.raises(SimulationError) as caught:
         run(body.replace("WAIT", ""), 4 * 64)
     assert caught.value.kind == "async-copy"
+
+
+# Addresses: the rank is in bits 24 and up, also in the own block ---------------------------------------------------
+
+
+def test_addresses_have_the_rank_of_their_block() -> None:
+    body = """__shared__ u32 s[32]; extern __shared__ u32 more[]; s[t] = more[t] = t; cluster_sync();
+    u32 r; asm("getctarank.shared::cluster.u32 %0, %1;" : "=r"(r) : "r"(addr(s)));
+    u64 p; asm volatile("mapa.u64 %0, %1, %2;" : "=l"(p) : "l"((u64)s), "r"(rank() ^ 1));
+    if (t == 0) { out[6 * b] = addr(s); out[6 * b + 1] = addr(more); out[6 * b + 2] = map(addr(s), 0);
+      out[6 * b + 3] = map(addr(s), 1); out[6 * b + 4] = (u32)p; out[6 * b + 5] = r; } cluster_sync();"""
+    found = run(body, 24, shared_bytes=128).reshape(4, 6)
+    offsets = found[0, :2]
+    for block, row in enumerate(found):
+        rank = block % 2
+        own, other = offsets[0] + (rank << 24), offsets[0] + ((rank ^ 1) << 24)
+        assert row.tolist() == [own, offsets[1] + (rank << 24), offsets[0], offsets[0] + (1 << 24), other, rank]
+
+
+def test_addresses_without_a_cluster_have_no_rank() -> None:
+    assert run("__shared__ u32 s[32]; s[t] = b; out[b] = addr(s) >> 24;", 4, cluster=1).tolist() == [0] * 4
+
+
+def test_an_offset_alone_is_in_the_block_of_rank_0() -> None:
+    body = """__shared__ u32 s[32]; s[t] = b; cluster_sync();
+    out[b * 32 + t] = load_remote(addr(s) & 0xffffff); cluster_sync();"""
+    assert run(body, 128).tolist() == [b // 2 * 2 for b in range(4) for _ in range(32)]
+
+
+def test_isspacep_tells_the_own_block_from_others() -> None:
+    body = """__shared__ u32 s[32]; s[t] = b; cluster_sync();
+    u64 p; asm volatile("mapa.u64 %0, %1, %2;" : "=l"(p) : "l"((u64)s), "r"(rank() ^ 1));
+    u32 own, other, any;
+    asm("{ .reg .pred p; isspacep.shared::cta p, %1; selp.u32 %0, 1, 0, p; }" : "=r"(own) : "l"(s));
+    asm("{ .reg .pred p; isspacep.shared::cta p, %1; selp.u32 %0, 1, 0, p; }" : "=r"(other) : "l"(p));
+    asm("{ .reg .pred p; isspacep.shared::cluster p, %1; selp.u32 %0, 1, 0, p; }" : "=r"(any) : "l"(p));
+    out[b] = own | other << 1 | any << 2; cluster_sync();"""
+    assert run(body, 4).tolist() == [0b101] * 4
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (
+            'asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(other), "l"(out) : "memory");',
+            "async-copy at",
+        ),
+        ("if (t == 0) init(other, 1);", "mbarrier.init at"),
+        (
+            'if (t == 0) asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%1], [%0], 16;"'
+            ' :: "r"(other), "l"(out) : "memory");',
+            "bulk copy at",
+        ),
+    ],
+)
+def test_what_reaches_the_own_block_only_needs_its_addresses(statement: str, message: str) -> None:
+    body = (
+        f"__shared__ __align__(16) u32 s[32]; const u32 other = map(addr(s), rank() ^ 1); {statement} cluster_sync();"
+    )
+    with pytest.raises(SimulationError, match=f"{message} a shared address of rank 1 .*has rank 0") as caught:
+        run(body, 128)
+    assert caught.value.kind == "out-of-bounds"
+
+
+@pytest.mark.parametrize("mask", [0x3FFFF, 0xFFFFFFFF])
+def test_a_descriptor_of_an_unmasked_address_has_the_rank_in_its_leading_offset(mask: int) -> None:
+    """16 bytes times 2⁴ for each rank, so that the block of rank 1 finds the second 8 columns in the wrong place."""
+    image = np.random.default_rng(0).integers(-4, 5, 2048).astype(BF16)
+    found = run_cluster_descriptors(image.view(np.uint16), mask)
+    rows = np.arange(64)
+    for rank in range(2):
+        leading = 128 + (256 * rank if mask > 0x3FFFF else 0)
+        starts = 256 * (rows // 8) + 16 * (rows % 8)
+        places = (starts[:, None, None] + np.array([0, leading])[:, None] + 2 * np.arange(8)).reshape(64, 16) // 2
+        a, b = image[places].astype(np.float32), image[1024 + places[:8]].astype(np.float32)
+        np.testing.assert_array_equal(found[rank], a @ b.T)

@@ -112,6 +112,37 @@ def test_tensor_float_32_has_ten_bits_of_mantissa() -> None:
     assert even.tolist() == [1.0, 1 + 2.0**-9, 1.0, INF]
 
 
+PAIR_WITH_ZERO = [("f32", [-0.0, 0.3]), ("f32", [0.3, -0.0])]
+
+
+@pytest.mark.parametrize(
+    ("body", "result", "operands", "expected"),
+    [
+        ("cvt.rn.satfinite.relu.e4m3x2.f32 %d, %a, %b;", "b16", PAIR_WITH_ZERO, [0x2A, 0x2A00]),
+        ("cvt.rn.satfinite.relu.e5m2x2.f32 %d, %a, %b;", "b16", PAIR_WITH_ZERO, [0x35, 0x3500]),
+        ("cvt.rn.satfinite.relu.e4m3x2.f16x2 %d, %a;", "b16", [("b32", [0x7B808000, 0x80007B80])], [0x7E00, 0x7E]),
+        ("cvt.rn.satfinite.relu.e5m2x2.f16x2 %d, %a;", "b16", [("b32", [0x7B808000, 0x80007B80])], [0x7B00, 0x7B]),
+        ("cvt.rn.f16x2.e4m3x2 %d, %a;", "b32", [("b16", [0x7F63, 0xFF63])], [0x7FFF5180, 0x7FFF5180]),
+        ("cvt.rn.relu.f16x2.e4m3x2 %d, %a;", "b32", [("b16", [0x8000, 0x8063, 0xFF63])], [0, 0x5180, 0x7FFF5180]),
+        ("cvt.rn.f16x2.e5m2x2 %d, %a;", "b32", [("b16", [0x7D63, 0xFE63, 0x7F63])], [0x7FFF6300] * 3),
+        ("cvt.rn.relu.f16x2.e5m2x2 %d, %a;", "b32", [("b16", [0x8000, 0x8063, 0xFD63])], [0, 0x6300, 0x7FFF6300]),
+    ],
+)  # fmt: skip
+def test_zeros_and_nans_of_eight_bit_floats(
+    body: str, result: str, operands: list[tuple[str, list[float]]], expected: list[int]
+) -> None:
+    """The bits that an H200 gives."""
+    assert apply(body, result, *operands).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16", "f16x2", "bf16x2", "tf32"])
+def test_relu_makes_zeros_positive(name: str) -> None:
+    operands = ", ".join(["%d", *["%a"] * (2 if name.endswith("x2") else 1)])
+    bits = "b16" if name in ("f16", "bf16") else "b32"
+    body = f"cvt.rn.relu.{name}.f32 {operands};"
+    assert apply(body, bits, ("f32", [-0.0, -1.0, -INF])).tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])
 def test_eight_bit_floats(name: str, dtype: type) -> None:
     high, low = [1.0, 1e9, -0.3, 20.0], [0.5, -1e9, 2.0, 3.0]

@@ -76,6 +76,13 @@ def test_sixteen_bit_arithmetic_rounds_once(name: str) -> None:
     check(f"fma.rn.{name}", name, 3, lambda a, b, c: a * b + c)
 
 
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+def test_an_infinite_addend_outweighs_a_product_that_is_too_large(mode: str) -> None:
+    """The results of an H200."""
+    a, b, c = [1.7e308, 1.7e308, -1.7e308, -1.7e308], [3.0, -7.0, 3.0, -7.0], [-math.inf, math.inf, math.inf, -math.inf]
+    assert apply(f"fma.{mode}.f64 %d, %a, %b, %c;", "f64", ("f64", a), ("f64", b), ("f64", c)).tolist() == c
+
+
 @pytest.mark.parametrize("name", ["f32", "f64"])
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 def test_the_sign_of_a_zero_from_fma(name: str, mode: str) -> None:

@@ -13,7 +13,7 @@ from flashwright.runtime.tensor_maps import encoded_words
 from flashwright.simulator.gpu import SimulatedGPU
 
 from .bulk_copies import CASES, run_copy
-from .hopper_tools import BF16, descriptor, fragments_of, run_wgmma, wgmma_ptx
+from .hopper_tools import BF16, descriptor, fragments_of, run_cluster_descriptors, run_wgmma, wgmma_ptx
 from .test_hopper_wgmma import IMAGE_BYTES, LAYOUTS, k_major, mn_major, operands
 
 pytestmark = pytest.mark.gpu
@@ -109,6 +109,13 @@ def test_base_offsets_are_read_alike() -> None:
     ptx = wgmma_ptx(8, "bf16", IMAGE_BYTES)
     desc_b = descriptor(16384 + 256, 16, 1024, Swizzle.B128, base_offset=2)
     real, simulated = on_both(lambda gpu: run_wgmma(ptx, image, 8, desc_a, desc_b, gpu=gpu))
+    np.testing.assert_array_equal(real, simulated)
+
+
+@pytest.mark.parametrize("mask", [0x3FFFF, 0xFFFFFFFF])
+def test_descriptors_of_addresses_in_clusters_are_read_alike(mask: int) -> None:
+    image = np.random.default_rng(0).integers(-4, 5, 2048).astype(BF16).view(np.uint16)
+    real, simulated = on_both(lambda gpu: run_cluster_descriptors(image, mask, gpu))
     np.testing.assert_array_equal(real, simulated)
 
 

@@ -87,6 +87,11 @@ def test_subnormal_sums_agree() -> None:
     flat = np.full(128, 1e-40, np.float32)
     real, simulated = (run_bulk(copy, flat, flat, gpu=gpu) for gpu in (RealGPU(), None))
     assert real.tobytes() == simulated.tobytes()
+    box = flat.reshape(4, 32)
+    copy = """mov.b32 %v0, 0;
+              cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%map, {%v0, %v0}], [%s];"""
+    real, simulated = (run_bulk(copy, box, box, box=(32, 4), gpu=gpu) for gpu in (RealGPU(), None))
+    assert real.tobytes() == simulated.tobytes()
 
 
 @pytest.mark.parametrize(("operation", "name"), BULK)

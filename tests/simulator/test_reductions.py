@@ -122,6 +122,17 @@ def test_sums_of_f32_flush_subnormals_in_global_memory_only() -> None:
     np.testing.assert_allclose(seen[:, 0], 33 * tiny, rtol=1e-4)
 
 
+def test_sums_of_f32_by_bulk_copies_keep_subnormals() -> None:
+    """As on an H200."""
+    flat = np.full(512, 1e-40, np.float32)
+    copy = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%out], [%s], 2048;"
+    assert (run_bulk(copy, flat, flat) == 2 * flat).all()
+    box = flat.reshape(16, 32)
+    copy = """mov.b32 %v0, 0;
+              cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%map, {%v0, %v0}], [%s];"""
+    assert (run_bulk(copy, box, box, box=(32, 16)) == 2 * box).all()
+
+
 # Bulk copies ------------------------------------------------------------------------------------------------------
 
 

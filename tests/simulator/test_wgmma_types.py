@@ -34,6 +34,11 @@ class Wgmma:
         types = f"{self.accumulator}.{self.a_type}.{self.b_type}"
         return f"wgmma.mma_async.sync.aligned.m64n{self.columns}k{self.depth}{self.prefix}.{types}{self.suffix}"
 
+    @property
+    def starts(self) -> tuple[int, int, int]:
+        """Where the matrices of `image` begin."""
+        return 0, 2048, 2048 + 32 * self.columns
+
     def immediates(self, a_in_registers: bool) -> str:
         if self.accumulator == "s32":
             return ""
@@ -48,10 +53,14 @@ class Wgmma:
         return np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
 
     def image(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """A, then B at 2048: K-major without swizzle, the second 16 bytes of a group of eight rows 128 bytes later."""
-        image = np.zeros(2048 + 32 * self.columns, np.uint8)
-        for start, rows in ((0, self.rows_of_bytes(a, self.a_type)), (2048, self.rows_of_bytes(b, self.b_type))):
-            for row, data in enumerate(rows):
+        """A, then B, then B with its rows reversed: K-major without swizzle.
+
+        The second 16 bytes of a group of eight rows lie 128 bytes after the first.
+        """
+        image = np.zeros(self.starts[-1] + 32 * self.columns, np.uint8)
+        matrices = (a, self.a_type), (b, self.b_type), (b[::-1], self.b_type)
+        for start, matrix in zip(self.starts, matrices, strict=True):
+            for row, data in enumerate(self.rows_of_bytes(*matrix)):
                 for chunk in range(2):
                     at = start + 256 * (row // 8) + 128 * chunk + 16 * (row % 8)
                     image[at : at + 16] = data[16 * chunk : 16 * chunk + 16]
@@ -89,13 +98,13 @@ class Wgmma:
         return HEADER_90A + "\n".join(
             [
                 ".visible .entry k(.param .u64 out, .param .u64 image, .param .u64 a, .param .u64 desc_a,",
-                "                  .param .u64 desc_b, .param .u64 c) {",
+                "                  .param .u64 desc_b, .param .u64 desc_c, .param .u64 c) {",
                 f".shared .align 1024 .b8 memory[{image_bytes}]; .reg .b32 %v<4>, %a<4>, %t, %place, %d<{count}>;",
-                ".reg .b64 %image, %out, %pa, %pc, %desc_a, %desc_b, %off; .reg .pred p;",
+                ".reg .b64 %image, %out, %pa, %pc, %desc_a, %desc_b, %desc_c, %off; .reg .pred p;",
                 "ld.param.u64 %out, [out]; ld.param.u64 %image, [image]; ld.param.u64 %pa, [a]; ld.param.u64 %pc, [c];",
-                "ld.param.u64 %desc_a, [desc_a]; ld.param.u64 %desc_b, [desc_b];",
+                "ld.param.u64 %desc_a, [desc_a]; ld.param.u64 %desc_b, [desc_b]; ld.param.u64 %desc_c, [desc_c];",
                 "mov.u32 %place, memory; shr.u32 %place, %place, 4; cvt.u64.u32 %off, %place;",
-                "add.u64 %desc_a, %desc_a, %off; add.u64 %desc_b, %desc_b, %off;",
+                "add.u64 %desc_a, %desc_a, %off; add.u64 %desc_b, %desc_b, %off; add.u64 %desc_c, %desc_c, %off;",
                 "mov.u32 %t, %tid.x; mul.wide.u32 %off, %t, 16; add.u64 %image, %image, %off; add.u64 %pa, %pa, %off;",
                 "mov.u32 %place, memory; mad.lo.u32 %place, %t, 16, %place;",
                 *(
@@ -106,8 +115,8 @@ class Wgmma:
                 "mul.wide.u32 %off, %t, 4; add.u64 %out, %out, %off; add.u64 %pc, %pc, %off;",
                 *(f"ld.global.b32 %d{i}, [%pc+{4 * THREADS * i}];" for i in range(count)),
                 "fence.proxy.async.shared::cta; bar.sync 0; wgmma.fence.sync.aligned; setp.ne.u32 p, 1, 0;",
-                # Twice: the second product finds its accumulators in flight.
-                *[f"{self.opcode} {d}, {a}, %desc_b, p{self.immediates(a_in_registers)};"] * 2,
+                # Two: the second product finds its accumulators in flight. The assembler merges two that are the same.
+                *(f"{self.opcode} {d}, {a}, %desc_{b}, p{self.immediates(a_in_registers)};" for b in "bc"),
                 "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;",
                 *(f"st.global.b32 [%out+{4 * THREADS * i}], %d{i};" for i in range(count)),
                 "ret; }",
@@ -117,11 +126,11 @@ class Wgmma:
     def run(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, a_in_registers: bool, gpu: SimulatedGPU | None = None
     ) -> np.ndarray:
-        """[register, thread] of the accumulators after C + 2·A·Bᵀ."""
+        """[register, thread] of the accumulators after C + A·Bᵀ, and the columns of A·Bᵀ in reverse added to that."""
         gpu = gpu or SimulatedGPU("sm_90a")
         image, start = self.image(a, b), self.accumulators(c)
         out = gpu.to_device(np.zeros_like(start))
-        descriptors = [descriptor(at, 128, 256, Swizzle.NONE) for at in (0, 2048)]
+        descriptors = [descriptor(at, 128, 256, Swizzle.NONE) for at in self.starts]
         arguments = [out, gpu.to_device(image), gpu.to_device(self.fragments(a)), *descriptors, gpu.to_device(start)]
         gpu.load(self.ptx(image.nbytes, a_in_registers)).launch("k", 1, THREADS, 0, arguments)
         return gpu.to_host(out)
@@ -142,7 +151,7 @@ FORMS = [
 @pytest.mark.parametrize("a_in_registers", [False, True])
 def test_wgmma_multiplies_and_accumulates(form: Wgmma, a_in_registers: bool) -> None:
     a, b, c = form.operands()
-    np.testing.assert_array_equal(form.run(a, b, c, a_in_registers), form.accumulators(c + 2 * (a @ b.T)))
+    np.testing.assert_array_equal(form.run(a, b, c, a_in_registers), form.accumulators(c + a @ b.T + a @ b[::-1].T))
 
 
 @pytest.mark.parametrize(("prefix", "expected"), [("", -(2**31) + 2 * 32 * 127**2 - 1), (".satfinite", 2**31 - 1)])

@@ -22,7 +22,11 @@ _MAX_SIZE = 2**32
 _MAX_STRIDE = 2**40
 _MAX_ELEMENT_STRIDE = 8
 _NUMPY_DTYPES = ("uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
-_DTYPES: tuple[np.dtype[Any], ...] = (*(np.dtype(name) for name in _NUMPY_DTYPES), np.dtype(ml_dtypes.bfloat16))
+ELEMENT_DTYPES: tuple[np.dtype[Any], ...] = (
+    *(np.dtype(name) for name in _NUMPY_DTYPES),
+    np.dtype(ml_dtypes.bfloat16),
+)
+"""What the elements of a tensor can be."""
 
 
 class Swizzle(Enum):
@@ -82,8 +86,8 @@ class TensorMap:
         self._check_box()
 
     def _check_tensor(self) -> None:
-        if self.dtype not in _DTYPES:
-            allowed = ", ".join(str(dtype) for dtype in _DTYPES)
+        if self.dtype not in ELEMENT_DTYPES:
+            allowed = ", ".join(str(dtype) for dtype in ELEMENT_DTYPES)
             raise ValueError(f"tensor map: dtype {self.dtype} is not allowed; allowed: {allowed}")
         if not 1 <= self.rank <= MAX_RANK:
             raise ValueError(f"tensor map: shape {self.shape} has {self.rank} dimensions; allowed: 1 to {MAX_RANK}")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from flashwright.hardware.tensor_map import Fill, Swizzle, TensorMap
-from flashwright.problem.dtypes import NUMPY_DTYPES, DType
 from flashwright.runtime.devices import GPUError, driver_checked, make_context_current
 
 WORDS = 16
@@ -47,10 +46,8 @@ def encoded_words(tensor_map: TensorMap) -> array[int]:
         Swizzle.B64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
         Swizzle.B128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
     }[tensor_map.swizzle]
-    dtype = {
-        NUMPY_DTYPES[DType.FP16]: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        NUMPY_DTYPES[DType.BF16]: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-    }[tensor_map.dtype]
+    # The driver's names of element types are NumPy's.
+    dtype = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{tensor_map.dtype.name.upper()}")
     fill = {
         Fill.ZERO: driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         Fill.NAN: driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA,

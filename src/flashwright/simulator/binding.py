@@ -82,13 +82,21 @@ class Binder:
             constant = immediate(operand, ptx_type)
             return lambda wave: constant
         if isinstance(operand, Symbol):
-            address = self.symbol_of(operand.name)
-            constant = np.array(address.offset + operand.offset, _I64).astype(ptx_type.dtype)
-            return lambda wave: constant
+            return self.symbol_address(operand, ptx_type.dtype)
         if isinstance(operand, Not):
             get = self.source(operand.register, ptx_type)
             return lambda wave: ~get(wave)
         raise Unsupported(f"operand {operand} as a source")
+
+    def symbol_address(self, operand: Symbol, dtype: np.dtype, offset: int = 0) -> Getter:
+        """The address of a variable in its state space, the same in all threads unless blocks form clusters."""
+        address = self.symbol_of(operand.name)
+        constant = np.array(address.offset + operand.offset + offset, _I64).astype(dtype)
+        if address.space != "shared":
+            return lambda wave: constant
+        return lambda wave: (
+            constant if wave.clusters.size == 1 else constant + wave.clusters.first_address.astype(dtype)
+        )
 
     def sources(self, operands: tuple[Operand, ...], *types: PtxType) -> list[Getter]:
         """Sources that together have at least one value per thread, even if all are immediates."""
@@ -197,9 +205,10 @@ class Binder:
                     return lambda wave: wave.registers[index].view(_I64)
                 return lambda wave: wave.registers[index].view(_I64) + offset
             return lambda wave: wave.registers[index].view(raw).astype(_I64) + offset
-        fixed = operand.offset + (
-            self.symbol_of(operand.base.name).offset if isinstance(operand.base, Symbol) else int(operand.base.value)
-        )
+        if isinstance(operand.base, Symbol):
+            variable = self.symbol_address(operand.base, _I64, operand.offset)
+            return lambda wave: np.full(wave.threads, variable(wave))
+        fixed = operand.offset + int(operand.base.value)
         return lambda wave: np.full(wave.threads, fixed, _I64)
 
     def address_space_of(self, operand: Operand) -> str | None:

@@ -1,7 +1,8 @@
 """Thread-block clusters: which blocks belong together, and addresses in each other's shared memory.
 
-Blocks of a cluster are neighbours in a wave, in the order of their ranks. An address in the shared memory of another
-block is the offset there, with the block's rank plus one above bit 24; an offset alone is in the thread's own block.
+Blocks of a cluster are neighbours in a wave, in the order of their ranks. A shared address is an offset in a block's
+memory with the block's rank in bits 24 to 31, as on an H200: also a variable's address in the own block. So an address
+whose upper bits were masked away is one in the block of rank 0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ Dim3 = tuple[int, int, int]
 MAX_CLUSTER_SIZE = 16
 _RANK_SHIFT = 24
 _OFFSET_MASK = (1 << _RANK_SHIFT) - 1
+_RANK_MASK = 0xFF
 
 
 class Clusters:
@@ -23,32 +25,30 @@ class Clusters:
         self.size = shape[0] * shape[1] * shape[2]
         self.of_thread = block_of_thread // self.size
         self.rank_of_thread = block_of_thread % self.size
+        self.first_address = self.rank_of_thread << _RANK_SHIFT
+        """Where the shared memory of each thread's block begins."""
         self._block_of_thread = block_of_thread
 
     def address(self, addresses: np.ndarray, ranks: np.ndarray) -> np.ndarray:
         """``mapa``: the same places in the shared memory of the blocks of these ranks, for every thread."""
-        upper = (
-            (addresses >> addresses.dtype.type(32)) << addresses.dtype.type(32) if addresses.dtype.itemsize > 4 else 0
-        )
-        offsets = addresses & addresses.dtype.type(_OFFSET_MASK)
-        marks = np.where(ranks == self.rank_of_thread, 0, ranks.astype(addresses.dtype) + 1).astype(addresses.dtype)
-        return offsets | (marks << addresses.dtype.type(_RANK_SHIFT)) | upper
+        shift, mask = (addresses.dtype.type(value) for value in (_RANK_SHIFT, _RANK_MASK << _RANK_SHIFT))
+        return (addresses & ~mask) | (ranks.astype(addresses.dtype) << shift)
 
     def ranks(self, addresses: np.ndarray) -> np.ndarray:
-        """``getctarank``: the ranks of the blocks that the addresses of all threads are in."""
-        marks = (addresses.astype(np.int64) & 0xFFFFFFFF) >> _RANK_SHIFT
-        return np.where(marks == 0, self.rank_of_thread, marks - 1)
+        """``getctarank``: the ranks of the blocks that shared or generic addresses are in."""
+        return addresses.astype(np.int64) >> _RANK_SHIFT & _RANK_MASK
 
-    def has_remote(self, addresses: np.ndarray) -> bool:
-        """Whether some of these shared addresses are in another block's memory."""
-        return self.size > 1 and bool((addresses >> _RANK_SHIFT).any())
+    def offsets(self, addresses: np.ndarray) -> np.ndarray:
+        """Shared addresses as offsets in the memory of their blocks."""
+        return addresses if self.size == 1 else addresses & _OFFSET_MASK
+
+    def are_remote(self, threads: np.ndarray | slice, addresses: np.ndarray) -> np.ndarray:
+        """Which of these threads' shared addresses are in another block's memory."""
+        return addresses >> _RANK_SHIFT != self.rank_of_thread[threads]
 
     def targets(self, threads: np.ndarray | slice, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(block of the wave, offset in its shared memory) of these threads' shared addresses."""
-        marks = addresses >> _RANK_SHIFT
-        first = self.of_thread[threads] * self.size
-        own = self._block_of_thread[threads]
-        return np.where(marks == 0, own, first + marks - 1), addresses & _OFFSET_MASK
+        return self.of_thread[threads] * self.size + (addresses >> _RANK_SHIFT), addresses & _OFFSET_MASK
 
     def target(self, thread: int, address: int) -> tuple[int, int]:
         """The same of one thread's address."""
@@ -63,4 +63,4 @@ class Clusters:
 
     def in_rank(self, rank: int, address: int) -> int:
         """The address of the same place in the block of this rank."""
-        return (address & _OFFSET_MASK) | (rank + 1) << _RANK_SHIFT
+        return (address & _OFFSET_MASK) | rank << _RANK_SHIFT

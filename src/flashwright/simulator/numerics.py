@@ -165,7 +165,8 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
     sum_high, sum_low = two_sum(c, low)
     total, total_low = two_sum(high, sum_high)
     result = total + odd(*two_sum(sum_low, total_low))
-    plain = a * b + c
+    # A finite product that is too large for a double is small beside an infinite c.
+    plain = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, a * b + c)
     magnitude = [np.abs(part) for part in (a, b, c, high)]
     safe = np.ones(result.shape, bool)
     for part in magnitude:
@@ -211,6 +212,11 @@ def saturate(value: Array) -> Array:
     """``.sat``: to [0, 1], NaN to 0."""
     one = value.dtype.type(1)
     return np.where(np.isnan(value), value.dtype.type(0), np.minimum(np.maximum(value, value.dtype.type(0)), one))
+
+
+def rectified(value: Array) -> Array:
+    """``.relu``: negative numbers and -0 become +0; NaN stays."""
+    return np.where(value <= 0, value.dtype.type(0), value)
 
 
 def minimum(a: Array, b: Array, propagate_nan: bool = False) -> Array:

@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 # Mark, address, element type, rank - 1, swizzle, fill, global dimensions, strides, box, element strides.
 _LAYOUT = struct.Struct(f"<{len(_MARK)}sQ4B{MAX_RANK}Q{MAX_RANK - 1}Q{MAX_RANK}I{MAX_RANK}B")
 _ZEROS = bytes(TENSOR_MAP_BYTES)
-# PTX ISA, "tensormap.replace": values of .elemtype (in the order of CUtensorMapDataType), .swizzle_mode and .fill_mode.
+# PTX ISA, "tensormap.replace": values of .elemtype (8 is .f32.ftz), .swizzle_mode and .fill_mode.
 _ELEMENT_TYPES: dict[int, np.dtype] = {
     number: np.dtype(name)
     for number, name in enumerate(("uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32"))

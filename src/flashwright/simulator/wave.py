@@ -209,6 +209,12 @@ class Wave:
         return self._lanes
 
     @property
+    def active(self) -> np.ndarray | slice:
+        """What picks the active threads from an array over all threads."""
+        lanes = self.lanes
+        return slice(None) if lanes is None else lanes
+
+    @property
     def active_mask(self) -> np.ndarray:
         return np.ones(self.threads, bool) if self.mask is None else self.mask
 

@@ -47,6 +47,7 @@ def cp_async(syntax: Instruction, bind: Binder) -> Execute:
         else:
             data = _read_partly(wave, sources, width, active_values(wave, np.asarray(get_count(wave))))
         shared = wave.shared
+        targets = shared.own_offsets(wave, targets, "async-copy")
         check_range(wave, "shared", targets, width, "async-copy", shared.size)
         wave.counters.count_shared(wave, targets, width)
         flat = targets + shared.bases(wave)

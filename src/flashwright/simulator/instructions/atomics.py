@@ -26,10 +26,11 @@ _VECTORS = ("v2", "v4", "v8")
 OPERATIONS = (*_ARITHMETIC, "inc", "dec", "exch", "cas", "and", "or", "xor")
 
 
-def update_of(name: str, ptx_type: PtxType, in_global: bool) -> Update:
+def update_of(name: str, ptx_type: PtxType, flushes: bool = False) -> Update:
     """(old, operands…) → new, on arrays of the instruction's type.
 
-    PTX ISA, "atom": sums of f32 in global memory flush subnormal numbers, in shared memory they do not.
+    ``flushes``: sums of f32 flush subnormal numbers. PTX ISA, "atom": those of threads in global memory do, in shared
+    memory they do not. Those of bulk copies do not in either, as an H200 shows.
     """
     if ptx_type.is_float and name not in _ARITHMETIC:
         raise Unsupported(f".{name} of .{ptx_type.name}; of floating-point types there are {', '.join(_ARITHMETIC)}")
@@ -38,7 +39,7 @@ def update_of(name: str, ptx_type: PtxType, in_global: bool) -> Update:
     one: Any = ptx_type.dtype.type(1)
     minimum, maximum = (num.minimum, num.maximum) if ptx_type.is_float else (np.minimum, np.maximum)
     table: dict[str, Update] = {
-        "add": _flushing_sum if ptx_type.name == "f32" and in_global else np.add,
+        "add": _flushing_sum if ptx_type.name == "f32" and flushes else np.add,
         "min": minimum,
         "max": maximum,
         "and": np.bitwise_and,
@@ -95,7 +96,7 @@ def atomic(syntax: Instruction, bind: Binder) -> Execute:
     space, get_address = bind_location(syntax, address, width, bind)
     setters = [bind.active_destination(target, ptx_type) for target in targets or (Sink(),) * count]
     getters = [[bind.source(value, ptx_type) for value in elements] for elements in columns]
-    update, update_global = (update_of(name, ptx_type, in_global) for in_global in (False, True))
+    update, update_global = (update_of(name, ptx_type, flushes) for flushes in (False, True))
 
     def execute(wave: Wave) -> None:
         addresses = get_address(wave)

@@ -59,7 +59,7 @@ def reduce_tensor(syntax: Instruction, bind: Binder) -> Operation:
     target, source = _operands(syntax)
 
     def combine(box: TensorBox, memory: GlobalMemory, chunks: np.ndarray) -> None:
-        box.combine(memory, chunks, update_of(name, ptx_type_of(box.tensor_map.dtype), in_global=True))
+        box.combine(memory, chunks, update_of(name, ptx_type_of(box.tensor_map.dtype)))
 
     return _tensor_store(target, source, bind, combine, is_reduction=True)
 
@@ -81,9 +81,8 @@ def bulk(syntax: Instruction, bind: Binder) -> Operation:
 def reduce_bulk(syntax: Instruction, bind: Binder) -> Operation:
     """``[global], [shared], bytes``, or to another block ``[shared::cluster], [shared], bytes, [mbarrier]``."""
     ptx_type = data_type(syntax)
-    in_global = _direction(syntax) == TO_GLOBAL
-    update = update_of(_reduction_of(syntax), ptx_type, in_global)
-    if not in_global:
+    update = update_of(_reduction_of(syntax), ptx_type)
+    if _direction(syntax) != TO_GLOBAL:
 
         def combined(old: np.ndarray, new: np.ndarray) -> np.ndarray:
             parts = (np.ascontiguousarray(part).view(ptx_type.dtype) for part in (old, new))
@@ -243,6 +242,7 @@ def _tensor_store(
 
     def execute(wave: Wave) -> None:
         for (thread, address), box in zip(_per_thread(wave, get_source), get_boxes(wave), strict=True):
+            address = wave.shared.own_offset(wave, thread, address, "bulk copy")
             _check_box(wave, thread, address, box)
             if min(box.coordinates) < 0:
                 detail = f"a box is stored at {box.coordinates}; only loads may begin before the tensor"
@@ -289,6 +289,7 @@ def _cluster_copy(
 
     def execute(wave: Wave) -> None:
         for (thread, start, count), (_, (place,)) in zip(_per_thread(wave, *getters), get_targets(wave), strict=True):
+            start = wave.shared.own_offset(wave, thread, start, "bulk copy")
             _check_alignment(wave, thread, (start, "source"), (place.offset, "target"), (count, "size"))
             for offset in (start, place.offset):
                 _check_shared(wave, thread, offset, count)
@@ -315,6 +316,7 @@ def _plain_store(
 
     def execute(wave: Wave) -> None:
         for thread, start, place, count in _per_thread(wave, *getters):
+            start = wave.shared.own_offset(wave, thread, start, "bulk copy")
             view = _global_chunks(wave, thread, start, place, count)
             if is_reduction:
                 has_unwritten = wave.global_memory.unwritten_among(np.array([place]), count).size

@@ -126,7 +126,7 @@ def _float_to_float(syntax: Instruction, result: PtxType, source: PtxType) -> Ca
         if clamp:
             value = num.saturate(value)
         if rectify:
-            value = np.where(value < 0, value.dtype.type(0), value)
+            value = num.rectified(value)
         if largest is not None:
             value = np.clip(value, -largest, largest)
         return narrow(value)
@@ -157,7 +157,7 @@ def _pack_halves(syntax: Instruction, bind: Binder, result: PtxType, source: Ptx
 
     def narrow(value: Any) -> Any:
         if rectify:
-            value = np.where(value < 0, np.float32(0), value)
+            value = num.rectified(value)
         if finite:
             value = np.clip(value, -largest, largest)
         return num.f32_to_bf16(value, mode) if is_bf16 else num.f32_to_f16(value, mode).view(_U16)
@@ -205,7 +205,7 @@ def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
 
     def compute(a: Any) -> Any:
         if rectify:
-            a = np.where(a < 0, np.float32(0), a)
+            a = num.rectified(a)
         bits = a.view(_U32)
         added = {"rna": np.uint32(0x1000), "rz": np.uint32(0), "rn": 0xFFF + ((bits >> np.uint32(13)) & np.uint32(1))}
         rounded = (bits + added[mode]) & np.uint32(0xFFFFE000)
@@ -227,11 +227,8 @@ def _fp8(syntax: Instruction, bind: Binder) -> Execute:
     rectify = syntax.has("relu")
     largest = np.float32(ml_dtypes.finfo(fp8).max)
 
-    def rectified(value: Any) -> Any:
-        return np.where(value < 0, value.dtype.type(0), value) if rectify else value
-
     def narrow(value: Any) -> Any:
-        bits = np.clip(rectified(value), -largest, largest).astype(fp8).view(np.uint8)
+        bits = np.clip(num.rectified(value) if rectify else value, -largest, largest).astype(fp8).view(np.uint8)
         return np.where(np.isnan(value), np.uint8(0x7F), bits)
 
     if to_fp8 and other == "f32":
@@ -249,7 +246,9 @@ def _fp8(syntax: Instruction, bind: Binder) -> Execute:
         return narrow(np.ascontiguousarray(pair).view(num.F16).astype(num.F32)).view(_U16)
 
     def to_halves(pair: Any) -> Any:
-        return rectified(np.ascontiguousarray(pair).view(fp8).astype(num.F16)).view(_U32)
+        # Through f32: a NaN becomes the canonical one.
+        halves = num.f32_to_f16(np.ascontiguousarray(pair).view(fp8).astype(num.F32))
+        return (num.rectified(halves) if rectify else halves).view(_U32)
 
     if to_fp8:
         return bind.elementwise(syntax, from_halves, TYPES["b16"], TYPES["b32"])

@@ -68,7 +68,7 @@ def bind_halves(syntax: Instruction, bind: Binder, compute: Callable[..., Any]) 
     def execute(wave: Wave) -> None:
         result = compute(*[halves(wave, get) for get in getters])
         if rectify:
-            result = np.where(result < 0, result.dtype.type(0), result)
+            result = num.rectified(result)
         if clamp:
             result = num.saturate(result)
         put(wave, format_.narrow(result).view(raw_type.raw))

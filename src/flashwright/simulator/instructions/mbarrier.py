@@ -32,10 +32,7 @@ def bind_mbarrier(operand: Operand, bind: Binder) -> Callable[[Wave], np.ndarray
     def addresses(wave: Wave) -> np.ndarray:
         values = active_values(wave, get(wave))
         values = np.where(values >> WINDOW_BITS == _SHARED_BASE >> WINDOW_BITS, values - _SHARED_BASE, values)
-        offsets = values
-        if wave.clusters.has_remote(values):
-            _, offsets = wave.clusters.targets(active_threads(wave), values)
-        check_range(wave, "shared", offsets, MBARRIER_BYTES, "mbarrier", wave.shared.size)
+        check_range(wave, "shared", wave.clusters.offsets(values), MBARRIER_BYTES, "mbarrier", wave.shared.size)
         return values
 
     return addresses

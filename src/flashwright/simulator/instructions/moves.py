@@ -106,8 +106,8 @@ def cvta(syntax: Instruction, bind: Binder) -> Execute:
     put = bind.destination(syntax.operands[0], ptx_type)
     source = syntax.operands[1]
     if isinstance(source, Symbol):
-        fixed = np.array(bind.symbol_of(source.name).offset + source.offset, ptx_type.dtype) + base
-        return lambda wave: put(wave, np.full(wave.threads, fixed))
+        variable = bind.symbol_address(source, ptx_type.dtype)
+        return lambda wave: put(wave, np.full(wave.threads, variable(wave) + base))
     get = bind.source(source, ptx_type)
     if not base:
         return lambda wave: put(wave, get(wave))
@@ -145,7 +145,7 @@ def getctarank(syntax: Instruction, bind: Binder) -> Execute:
 
 @instruction("isspacep")
 def isspacep(syntax: Instruction, bind: Binder) -> Execute:
-    space = syntax.modifiers[0].split("::")[0]
+    space, _, part = syntax.modifiers[0].partition("::")
     if space not in WINDOW_BASE:
         raise Unsupported(f"state space {space}")
     put = bind.destination(syntax.operands[0], TYPES["pred"])
@@ -153,11 +153,15 @@ def isspacep(syntax: Instruction, bind: Binder) -> Execute:
     windows = np.array(list(SPACE_OF_WINDOW), np.uint64)
 
     def execute(wave: Wave) -> None:
-        window = get(wave) >> np.uint64(WINDOW_BITS)
+        addresses = get(wave)
+        window = addresses >> np.uint64(WINDOW_BITS)
         if space == "global":
             put(wave, ~np.isin(window, windows))
-        else:
-            put(wave, window == np.uint64(WINDOW_BASE[space] >> WINDOW_BITS))
+            return
+        found = window == np.uint64(WINDOW_BASE[space] >> WINDOW_BITS)
+        if space == "shared" and part != "cluster":
+            found &= wave.clusters.ranks(addresses) == wave.clusters.rank_of_thread
+        put(wave, found)
 
     return execute
 

@@ -34,7 +34,7 @@ def store_async(syntax: Instruction, bind: Binder) -> Operation:
     bind.shared_widths.add(width)
     combine = None
     if syntax.root == "red":
-        update = update_of(next(m for m in syntax.modifiers if m in OPERATIONS), ptx_type, in_global=False)
+        update = update_of(next(m for m in syntax.modifiers if m in OPERATIONS), ptx_type)
 
         def combine(old: np.ndarray, new: np.ndarray) -> np.ndarray:
             return np.asarray(update(old.view(ptx_type.dtype), new.view(ptx_type.dtype))).view(old.dtype)

@@ -183,8 +183,7 @@ def _fragments(a: Vector, a_type: MatrixType, bind: Binder) -> ReadOperand:
         raise Unsupported(f"{len(getters)} registers of A; 4 are needed")
 
     def read(wave: Wave) -> np.ndarray:
-        threads = slice(None) if wave.lanes is None else wave.lanes
-        registers = np.array([get(wave)[threads] for get in getters])
+        registers = np.array([get(wave)[wave.active] for get in getters])
         # [k half, row half, group, warp, g, t] → [group, warp, row half, g, k half, t]
         words = registers.reshape(2, 2, -1, WARPS_PER_WARPGROUP, 8, 4).transpose(2, 3, 1, 4, 0, 5)
         return a_type.numbers(np.ascontiguousarray(words).reshape(-1, ROWS, 8)).astype(_F32, copy=False)

@@ -57,5 +57,9 @@ def _stretch(wave: Wave, thread: int, address: int) -> np.ndarray:
         return wave.global_memory.bytes[address - GLOBAL_BASE : allocation.end - GLOBAL_BASE]
     memory = wave.spaces[space]
     assert isinstance(memory, (SharedMemory, LocalMemory, ConstantMemory))
-    base = 0 if isinstance(memory, ConstantMemory) else int(memory.thread_base[thread])
+    if isinstance(memory, SharedMemory):
+        block, offset = wave.clusters.target(thread, offset)
+        base = block * memory.stride
+    else:
+        base = 0 if isinstance(memory, ConstantMemory) else int(memory.thread_base[thread])
     return memory.store.bytes[base + offset : base + memory.size]

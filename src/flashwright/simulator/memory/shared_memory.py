@@ -18,7 +18,8 @@ _UNINITIALISED = 0xFF  # NaN in every floating-point type
 
 
 class SharedMemory:
-    """``blocks`` windows of ``size`` bytes. Addresses of threads are offsets in their own block's window."""
+    """``blocks`` windows of ``size`` bytes. Addresses of threads are offsets in their own block's window; in clusters
+    they name the block (`Clusters`)."""
 
     def __init__(self, blocks: int, size: int, thread_block: np.ndarray) -> None:
         self.size = size
@@ -30,8 +31,10 @@ class SharedMemory:
         self, wave: Wave, addresses: np.ndarray, width: int, access: str, data: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Check and count the accesses of the active threads; a view and the index of each thread's item."""
-        if wave.clusters.has_remote(addresses):
-            return self._locate_in_cluster(wave, addresses, width, access, data)
+        if wave.clusters.size > 1:
+            if wave.clusters.are_remote(wave.active, addresses).any():
+                return self._locate_in_cluster(wave, addresses, width, access, data)
+            addresses = wave.clusters.offsets(addresses)
         check_range(wave, "shared", addresses, width, access, self.size)
         wave.counters.count_shared(wave, addresses, width)
         wave.counters.count_bytes(wave, "shared", access, addresses.size * width)
@@ -47,25 +50,40 @@ class SharedMemory:
         self, wave: Wave, addresses: np.ndarray, width: int, access: str, data: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Some threads access another block's memory. Those accesses are not checked for races."""
-        threads = slice(None) if wave.lanes is None else wave.lanes
-        blocks, offsets = wave.clusters.targets(threads, addresses)
-        is_remote = blocks != wave.block_of_thread[threads]
+        blocks, offsets = wave.clusters.targets(wave.active, addresses)
+        is_remote = blocks != wave.block_of_thread[wave.active]
         for block in np.unique(blocks):
             position = int(np.flatnonzero(blocks == block)[0])
-            thread = position if wave.lanes is None else int(wave.lanes[position])
-            self.check_running(wave, thread, int(block), int(addresses[position]))
+            self.check_running(wave, wave.thread_at(position), int(block), int(addresses[position]))
         check_range(wave, "shared", offsets, width, access, self.size)
         flat = offsets + blocks * self.stride
         local = np.flatnonzero(~is_remote)
         if local.size:
             with wave.only(local):
-                self.locate(wave, offsets[local], width, access, None if data is None else data[local])
+                self.locate(wave, addresses[local], width, access, None if data is None else data[local])
         wave.counters.count_bytes(wave, "shared", access, int(np.count_nonzero(is_remote)) * width)
         if wave.hazards is not None and access != "load":
             wave.hazards.written_from_elsewhere(flat[is_remote], width)
         view, index = self.store.views[width], flat >> WIDTH_SHIFT[width]
         wave.spinning.watch(access, view, index)
         return view, index
+
+    def own_offsets(self, wave: Wave, addresses: np.ndarray, access: str) -> np.ndarray:
+        """Addresses of the active threads, for instructions that reach their own block alone, as offsets there."""
+        if wave.clusters.size == 1:
+            return addresses
+        for position in np.flatnonzero(wave.clusters.are_remote(wave.active, addresses)):
+            self.own_offset(wave, wave.thread_at(int(position)), int(addresses[position]), access)
+        return wave.clusters.offsets(addresses)
+
+    def own_offset(self, wave: Wave, thread: int, address: int, access: str) -> int:
+        """The same of one thread's address."""
+        block, offset = wave.clusters.target(thread, address)
+        if block != wave.block_of_thread[thread]:
+            rank, own = int(wave.clusters.ranks(np.array(address))), int(wave.clusters.rank_of_thread[thread])
+            detail = f"{access} at a shared address of rank {rank} of the cluster; this thread block has rank {own}"
+            wave.fault_thread("out-of-bounds", detail, thread, address)
+        return offset
 
     def check_running(self, wave: Wave, thread: int, block: int, address: int) -> None:
         """A block's memory is there for others of its cluster as long as it runs."""

@@ -90,7 +90,10 @@ class Mbarriers:
         wave = self._wave
         if not 1 <= count <= MAX_COUNT:
             wave.fault_thread("mbarrier", f"initialised for {count} arrivals; allowed: 1 to {MAX_COUNT}", thread)
-        block = int(wave.block_of_thread[thread])
+        block, address = (
+            int(wave.block_of_thread[thread]),
+            wave.shared.own_offset(wave, thread, address, "mbarrier.init"),
+        )
         barrier = self._barriers.get((block, address))
         if barrier is None:
             index = self._per_block.get(block, 0)
