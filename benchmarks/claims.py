@@ -1,6 +1,6 @@
 """What the documents claim about the Ampere family's knobs, timed on this machine's GPU: the figures of docs/claims.md.
 
-    PYTHONPATH=src python benchmarks/claims.py RESULT.json
+    PYTHONPATH=src python benchmarks/claims.py RESULT.json [--rounds N]
 
 Eager loading by length (64 to 16,384 rows); double buffering by d_head, B_c, dtype and softmax mode; K load tiles of 2
 and 4 fragments against the whole block; the last two also with `keep_order`, where machine code has the kernel's order.
@@ -29,18 +29,19 @@ from flashwright.workbench.bench.claims import (
     verdict,
     write_claims,
 )
+from flashwright.workbench.bench.knob_effects import ROUNDS
 from flashwright.workbench.bench.result_files import check_destination
 from flashwright.workbench.environment import environment_record
 
 
-def measured() -> ClaimResults:
-    every = claims()
+def measured(rounds: int) -> ClaimResults:
+    machine, every = Machine(rounds=rounds), claims()
     check_buildable(every)
     problems = configs_by_cell(every)
     compile_all(list(dict.fromkeys(config for configs in problems.values() for config in configs)))
     with progress_bar("timing", len(problems)) as advance:
-        cells = measure_claims(Machine(), every, prepare, advance=advance)
-    return ClaimResults(environment_record(), cells)
+        cells = measure_claims(machine, every, prepare, advance=advance)
+    return ClaimResults(environment_record() | {"rounds": rounds}, cells)
 
 
 def print_table(results: ClaimResults) -> None:
@@ -62,9 +63,10 @@ def _figures(found: Found | str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each kernel (default: %(default)s)")
     options = parser.parse_args()
     check_destination(options.result)
-    results = measured()
+    results = measured(options.rounds)
     write_claims(options.result, results)
     print_table(results)
 

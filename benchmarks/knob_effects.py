@@ -1,6 +1,6 @@
 """What each knob of the Ampere family is worth on this machine's GPU: the measurements of the pages in docs/knobs.
 
-    PYTHONPATH=src python benchmarks/knob_effects.py RESULT.json
+    PYTHONPATH=src python benchmarks/knob_effects.py RESULT.json [--rounds N]
 
 Two base configs, and every config one turn of one knob away from them, beside PyTorch's FlashAttention-2, in one
 process (GPU time, CUDA graphs, medians over shuffled rounds): hidden size 2048, 16,384 tokens in all, no mask, 512 and
@@ -21,6 +21,7 @@ from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.gpu_machine import GPUMachine
 from flashwright.workbench.bench.knob_effects import (
     LENGTHS,
+    ROUNDS,
     Base,
     Effect,
     KnobEffects,
@@ -52,7 +53,8 @@ class Machine(GPUMachine):
                 captured[name] = capture(implementation.run, stream, launches=None)
             except Exception as error:  # it is recorded, and the others are timed
                 failures[name] = reason(error)
-        return shuffled_times_ms(captured, partial(replay_times_ms, stream=stream, rounds=1)), failures
+        replay_ms = partial(replay_times_ms, stream=stream, rounds=1)
+        return shuffled_times_ms(captured, replay_ms, rounds=self._rounds), failures
 
     def host_us(self, prepared: Prepared, gpu_ms: float) -> float:
         """Of one call: the knobs are about the GPU's time."""
@@ -66,7 +68,8 @@ def prepare(config: FlashForwardKernelConfig, inputs: Inputs) -> Prepared:
     from flashwright import run_forward
 
     q, k, v = inputs.q, inputs.k, inputs.v
-    call = partial(run_forward, config, q, k, v, out=torch.empty_like(q))
+    out = torch.full_like(q, torch.nan)  # what a kernel leaves unwritten is no number
+    call = partial(run_forward, config, q, k, v, out=out)
     return Prepared(call, kernel=config.short_form())
 
 
@@ -81,12 +84,12 @@ def compile_all(configs: list[FlashForwardKernelConfig]) -> None:
         print(f"compiled one by one from here: {str(error).splitlines()[0]}")
 
 
-def measured() -> KnobEffects:
-    starts = bases()
+def measured(rounds: int) -> KnobEffects:
+    machine, starts = Machine(rounds=rounds), bases()
     compile_all(configs_of(starts))
     with progress_bar("timing", problems_of(starts) * len(LENGTHS)) as advance:
-        cells = measure_knobs(Machine(), starts, prepare, advance=advance)
-    return KnobEffects(environment_record(), starts, cells)
+        cells = measure_knobs(machine, starts, prepare, advance=advance)
+    return KnobEffects(environment_record() | {"rounds": rounds}, starts, cells)
 
 
 def print_table(effects: KnobEffects) -> None:
@@ -120,9 +123,10 @@ def _times(ratio: float | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each kernel (default: %(default)s)")
     options = parser.parse_args()
     check_destination(options.result)
-    effects = measured()
+    effects = measured(options.rounds)
     write_knob_effects(options.result, effects)
     print_table(effects)
 

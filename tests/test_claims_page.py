@@ -45,7 +45,9 @@ def made_up_results() -> ClaimResults:
             del times[str(configs[0])]
         measured = {name: Measurement(ms, 10.0, 1e-3) for name, ms in times.items()}
         cells.append(CellResult(cell, measured, failures))
-    return ClaimResults({"gpu": "NVIDIA Fake", "date": "2030-01-02T03:04:05", "driver": "1.2"}, tuple(cells))
+    return ClaimResults(
+        {"gpu": "NVIDIA Fake", "date": "2030-01-02T03:04:05", "driver": "1.2", "rounds": 9}, tuple(cells)
+    )
 
 
 def test_without_a_result_the_page_says_that_nothing_was_measured_and_how_to(tree):
@@ -61,6 +63,7 @@ def test_a_result_fills_the_page_with_figures_and_verdicts(tree):
     text = (tree / PAGE).read_text("utf-8")
     assert "ot measured yet" not in text
     assert "NVIDIA Fake, 2030-01-02 (driver 1.2)" in text
+    assert "medians of GPU time over 9 turns" in text
     assert "differed by up to 2.0%" in text
     assert "| BF16, d_head 128, B_c 64, optimised softmax | faster | 275 | 550 | 2.000 | faster | as claimed |" in text
     assert (

@@ -78,8 +78,9 @@ def _conditions(results: ClaimResults | None) -> str:
     where = results.environment
     versions = ", ".join(f"{name} {where.get(name)}" for name in ("driver", "torch", "nvrtc") if where.get(name))
     return (
-        f"{where.get('gpu')}, {str(where.get('date'))[:10]} ({versions}), by `{MEASURED_BY}`: medians of GPU time, all "
-        "kernels of a problem in turns of random order in one process, 16,384 tokens of hidden size 2,048, no mask. "
+        f"{where.get('gpu')}, {str(where.get('date'))[:10]} ({versions}), by `{MEASURED_BY}`: medians of GPU time "
+        f"over {where.get('rounds')} turns in random order, all kernels of a problem in one process, 16,384 tokens of "
+        "hidden size 2,048, no mask. "
         f"The same kernel timed twice differed by up to {spread(results):.1%}; smaller differences, and those under "
         f"{LEAST_DIFFERENCE:.0%}, count as none."
     )

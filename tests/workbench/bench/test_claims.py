@@ -160,12 +160,14 @@ def test_the_script_measures_writes_and_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     script = runpy.run_path(str(BENCHMARKS / "claims.py"))
     parts = script["main"].__globals__
-    monkeypatch.setitem(parts, "Machine", FakeMachine)
+    monkeypatch.setitem(parts, "Machine", lambda rounds: FakeMachine())
     monkeypatch.setitem(parts, "prepare", prepare_all_but_wide_blocks)
     monkeypatch.setitem(parts, "compile_all", lambda configs: None)
-    monkeypatch.setattr(sys, "argv", ["claims.py", str(tmp_path / "result.json")])
+    monkeypatch.setattr(sys, "argv", ["claims.py", str(tmp_path / "result.json"), "--rounds", "4"])
     script["main"]()
-    assert read_claims(tmp_path / "result.json").cells
+    written = read_claims(tmp_path / "result.json")
+    assert written.cells
+    assert written.environment["rounds"] == 4
     lines = capsys.readouterr().out.splitlines()
     assert "Eager loading by length: holds in 5 of 8 conditions" in lines
     assert lines[-1] == "the same kernel timed twice differs by up to 0.5%"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.registry import rejection_reason
@@ -155,6 +157,23 @@ def test_every_round_is_in_another_order_and_the_median_counts():
     assert len(set(rounds)) == len(rounds) == knob_effects.ROUNDS
 
 
+def test_the_script_gives_every_kernel_as_many_turns_as_requested(monkeypatch: pytest.MonkeyPatch):
+    script = runpy.run_path(str(SCRIPT))
+    turns: Counter[str] = Counter()
+
+    def replay_times_ms(one: Mapping[str, CapturedCall], *, stream: object, rounds: int) -> dict[str, float]:
+        turns.update(one.keys())
+        return dict.fromkeys(one, 2.0)
+
+    parts = script["main"].__globals__
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setitem(parts, "capture", lambda call, stream, launches: CapturedCall(graph=None, launches=1))
+    monkeypatch.setitem(parts, "replay_times_ms", replay_times_ms)
+    kernels = {name: Prepared(lambda: None) for name in "ab"}
+    assert script["Machine"](rounds=4).gpu_times_ms(kernels) == ({"a": 2.0, "b": 2.0}, {})
+    assert turns == {"a": 4, "b": 4}
+
+
 def test_a_result_survives_its_file(measured: KnobEffects, tmp_path: Path):
     path = tmp_path / "result.json"
     write_knob_effects(path, measured)
@@ -173,12 +192,14 @@ def test_the_script_measures_writes_and_prints(
 ):
     script = runpy.run_path(str(SCRIPT))
     parts = script["main"].__globals__
-    monkeypatch.setitem(parts, "Machine", FakeMachine)
+    monkeypatch.setitem(parts, "Machine", lambda rounds: FakeMachine())
     monkeypatch.setitem(parts, "prepare", prepare_all_but_reversed)
     monkeypatch.setitem(parts, "compile_all", lambda configs: None)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(tmp_path / "result.json")])
     script["main"]()
-    assert len(read_knob_effects(tmp_path / "result.json").cells) == 8
+    written = read_knob_effects(tmp_path / "result.json")
+    assert len(written.cells) == 8
+    assert written.environment["rounds"] == knob_effects.ROUNDS
     lines = capsys.readouterr().out.splitlines()
     assert "  swizzled: on → off                     0.250 (0.375 FA-2)  0.250 (0.375 FA-2)" in lines
     assert lines[-1] == "the same kernel timed twice differs by up to 1.0%"

@@ -29,7 +29,8 @@ def get_autotuning_kernel_configs(
     dimensions.
 
     The full space is every combination of the thirteen documented fields that `should_autotune_config` keeps and that a
-    kernel can be built from, and all of the default space, which has later optimisations too.
+    kernel can be built from, and all of the default space, which has later optimisations too. Both hold the ladder,
+    three rungs of which the filter refuses.
     """
     dtypes = tuple(DType) if dtype is None else (DType.parse(dtype),)
     d_heads = AUTOTUNED_D_HEADS if d_head is None else (d_head,)
@@ -51,11 +52,9 @@ def search_space(dtype: DType, d_head: int) -> Iterator[tuple[FlashForwardKernel
 
 
 def always_tried(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
-    """What a search tries whatever else it leaves out: the rungs of the ladder that the filter keeps (up to 128
-    columns not the fourth to the sixth, which stream Q at 64 × 64: rule 5), and every default, kept or not."""
-    rungs = get_kernel_progression_configs(dtype, d_head)
-    kept = (config for config in rungs if ampere_rejection_reason(config) is None)
-    return tuple(dict.fromkeys((*kept, *every_default(dtype, d_head))))
+    """What a search tries whatever the filter says of it: every rung of the ladder (rule 5 refuses the fourth to the
+    sixth, which stream Q at 64 × 64) and every default."""
+    return tuple(dict.fromkeys((*get_kernel_progression_configs(dtype, d_head), *every_default(dtype, d_head))))
 
 
 @cache
@@ -68,7 +67,7 @@ def _kept_of_default(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfi
 
 def full_space(dtype: DType, d_head: int) -> Iterator[tuple[FlashForwardKernelConfig, str | None]]:
     """Every combination of the thirteen documented fields, with the filter's reason against it, or None; then what else
-    the default space has. Beyond 128 columns that has configs which the filter refuses, and so has this."""
+    the default space has. What that has in spite of the filter, this has too."""
     default = dict.fromkeys(_kept_of_default(dtype, d_head))
     for config in _documented_combinations(dtype, d_head):
         yield config, None if config in default else ampere_rejection_reason(config)
