@@ -167,9 +167,10 @@ def attention(
             if arrangement is not None:
                 out, lse = arrangement.run(q, k, v, out)
                 return (out, lse) if return_lse else out
-        elif not is_empty(q.shape, k.shape) and k.shape == v.shape:
-            out, lse = kind.run(q, k, v)
-            return (out, lse) if return_lse else out
+        else:
+            recorded = kind.run(q, k, v, return_lse)
+            if recorded is not None:
+                return recorded
 
     if head_dims := _differing_head_dims(q, k, v):
         head_dim, value_head_dim = head_dims

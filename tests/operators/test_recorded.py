@@ -20,7 +20,7 @@ from flashwright.integrations.flash_attn import flash_attn_func
 from flashwright.kernels.backward.launch import DQ, ROWS
 from flashwright.operators import backward, forward, torch_ops
 from flashwright.operators.plain_calls import RECORDED
-from flashwright.operators.recorded import RecordedKind, record
+from flashwright.operators.recorded import RecordedKind, record, record_output
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.reference import attention_reference
@@ -98,11 +98,13 @@ def test_packed_sequences_are_recorded_with_their_starts():
     q, k, v = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((11, 4, 16), *2 * ((13, 2, 16),)))
     starts = [torch.tensor(each, dtype=torch.int32) for each in ((0, 4, 4, 10), (0, 6, 8, 13))]
     request = torch_ops.Request(AttentionOptions.of(True), with_lse=True)
-    recorded = record(torch_ops.PackedCall((6, 6), request), q, k, v, *starts)
-    dispatched = torch.ops.flashwright.attention_varlen_forward(q, k, v, *starts, 6, 6, *request.flat())
-    gradients = [torch.autograd.grad(out[:10].square().sum(), (q, k, v)) for out, _ in (recorded, dispatched)]
-    for a, b in zip(*gradients, strict=True):
-        assert torch.equal(a, b)
+    call = torch_ops.PackedCall((6, 6), request)
+    recorded, _ = record(call, q, k, v, *starts)
+    alone = record_output(call, q, k, v, *starts)
+    dispatched, _ = torch.ops.flashwright.attention_varlen_forward(q, k, v, *starts, 6, 6, *request.flat())
+    gradients = [torch.autograd.grad(out[:10].square().sum(), (q, k, v)) for out in (dispatched, recorded, alone)]
+    for expected, *found in zip(*gradients, strict=True):
+        assert all(torch.equal(gradient, expected) for gradient in found)
 
 
 class SeesOperators(TorchDispatchMode):

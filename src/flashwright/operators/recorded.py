@@ -16,6 +16,7 @@ from flashwright.problem.lengths import length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
 from flashwright.runtime.backward import run_backward
+from flashwright.runtime.backward_plans import BackwardKind
 from flashwright.runtime.tensors import with_vector_rows
 
 
@@ -45,7 +46,15 @@ def record(call: Differentiable, q: Tensor, k: Tensor, v: Tensor, *starts: Tenso
     return out, lse
 
 
+def record_output(call: Differentiable, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> Tensor:
+    """The output alone, at less cost."""
+    out: Tensor = _apply_for_output(call, q, k, v, *starts)
+    return out
+
+
 class RecordedAttention(torch.autograd.Function):
+    """Attention with its log-sum-exp."""
+
     @staticmethod
     def forward(ctx: Any, call: Differentiable, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> Any:
         out, lse = call.forward(q, k, v, *starts)
@@ -56,19 +65,39 @@ class RecordedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        q, k, v, out, lse, *starts = ctx.saved_tensors
-        given = torch.zeros_like(out) if grad_out is None else grad_out
-        if torch.is_grad_enabled():  # gradients of the gradients are wanted, too
-            with torch.no_grad():
-                gradients = ctx.call.backward(given, grad_lse, q, k, v, out, lse, *starts)
-            gradients = _Gradients.apply(*gradients, q, k, v, grad_out, grad_lse)
-        else:
-            gradients = ctx.call.backward(given, grad_lse, q, k, v, out, lse, *starts)
-        return None, *gradients, *(None for _ in starts)
+        saved = ctx.saved_tensors
+        return _differentiate(ctx.call, torch.zeros_like(saved[3]) if grad_out is None else grad_out, grad_lse, saved)
 
 
-# What `RecordedAttention.apply` does, less its search for transforms of functorch: there are none.
+class RecordedOutput(torch.autograd.Function):
+    """Attention whose log-sum-exp its backward alone sees."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Differentiable, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> Any:
+        out, lse = call.forward(q, k, v, *starts)
+        ctx.save_for_backward(q, k, v, out, lse, *starts)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
+        return _differentiate(ctx.call, grad_out, None, ctx.saved_tensors)
+
+
+# What their `apply` does, less its search for transforms of functorch: there are none.
 _apply = super(torch.autograd.Function, RecordedAttention).apply
+_apply_for_output = super(torch.autograd.Function, RecordedOutput).apply
+
+
+def _differentiate(call: Differentiable, grad_out: Tensor, grad_lse: Tensor | None, saved: tuple[Tensor, ...]) -> Any:
+    """A gradient, or None, for each argument of the forward; PyTorch drops trailing ones that there are too many of."""
+    if torch.is_grad_enabled():  # gradients of the gradients are wanted, too
+        with torch.no_grad():
+            gradients = call.backward(grad_out, grad_lse, *saved)
+        dq, dk, dv = _Gradients.apply(*gradients, *saved[:3], grad_out, grad_lse)
+    else:
+        dq, dk, dv = call.backward(grad_out, grad_lse, *saved)
+    return None, dq, dk, dv, None, None
 
 
 class _Gradients(torch.autograd.Function):
@@ -104,15 +133,41 @@ class RecordedKind:
         family = family_for_gradients(config, family)
         self._ordered = backward_kind(options, dtype, device_index, family, True)
         self._usual = self._ordered if deterministic else backward_kind(options, dtype, device_index, family)
+        self._calls: dict[tuple[Any, ...], RecordedCall] = {}
+        """By shape and strides of q, k and v."""
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of tensors that are not empty, with gradients."""
-        return record(self, q, k, v)
+    def run(self, q: Tensor, k: Tensor, v: Tensor, with_lse: bool) -> Any:
+        """The output, or it and the log-sum-exp, with gradients; None for tensors that are empty, and for values of a
+        head dimension of their own. Raises `ValueError` for what is not attention's."""
+        layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
+        call = self._calls.get(layout) or self._new_call(layout, q, k, v)
+        if call is None:
+            return None
+        return _apply(call, q, k, v) if with_lse else _apply_for_output(call, q, k, v)
+
+    def _new_call(self, layout: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> RecordedCall | None:
+        kind = self._forward
+        arrangement = kind.arrangements.get(layout) or kind.arrange(layout, q, k, v, kind.torch.empty_like(q))
+        if arrangement is None:
+            return None
+        if len(self._calls) >= kind.MOST_ARRANGEMENTS:
+            self._calls.clear()
+        call = self._calls[layout] = RecordedCall(arrangement, self._usual, self._ordered)
+        return call
+
+
+class RecordedCall:
+    """A call on tensors of one layout, and its backward, whatever the layout of the gradient it is given."""
+
+    __slots__ = ("_arrangement", "_ordered", "_usual")
+
+    def __init__(self, arrangement: Any, usual: BackwardKind, ordered: BackwardKind) -> None:
+        """`ordered` computes gradients where PyTorch is told to be deterministic."""
+        self._arrangement, self._usual, self._ordered = arrangement, usual, ordered
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = self._forward.run(q, k, v)
-        assert lse is not None
-        return out, lse
+        found: tuple[Tensor, Tensor] = self._arrangement.run(q, k, v, torch.empty_like(q))
+        return found
 
     def backward(
         self,

@@ -21,7 +21,7 @@ from flashwright.operators.decode import decode
 from flashwright.operators.forward import run_on_gpu
 from flashwright.operators.gradients import batched, dense_gradients, laid_out_for, packed_gradients
 from flashwright.operators.plain_calls import DISPATCHED, RECORDED, way_of_call
-from flashwright.operators.recorded import record
+from flashwright.operators.recorded import record, record_output
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import sequence_rows
 from flashwright.problem.shapes import is_empty
@@ -67,12 +67,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, 
 
 def varlen_forward(
     q: Tensor, k: Tensor, v: Tensor, starts: tuple[Tensor, Tensor], longest: tuple[int, int], request: Request
-) -> tuple[Tensor, Tensor]:
-    """`attention_varlen_forward` with the log-sum-exp that its gradient needs."""
+) -> tuple[Tensor, Tensor | None]:
+    """`attention_varlen_forward` with the log-sum-exp that its gradient needs; None in its place, where it is recorded
+    and was not requested."""
+    wants_lse = request.with_lse
     request = _with_lse_for_gradient(request, q, k, v)
     way = way_of_call(q, k, v)
     if way == RECORDED:
-        return record(PackedCall(longest, request), q, k, v, *starts)
+        call = PackedCall(longest, request)
+        return record(call, q, k, v, *starts) if wants_lse else (record_output(call, q, k, v, *starts), None)
     compute = torch.ops.flashwright.attention_varlen_forward if way == DISPATCHED else _varlen_forward
     out, lse = compute(q, k, v, *starts, *longest, *request.flat())
     return out, lse

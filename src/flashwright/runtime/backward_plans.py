@@ -158,7 +158,12 @@ class BackwardPlan:
         self.rows = loaded_kernel(config, launch.variant, index, ROWS)
         self.own = loaded_kernel(config, launch.variant, index)
         self.dq = loaded_kernel(config, launch.variant, index, DQ)
-        self.arguments = len(launch.tensor_maps) * WORDS
+        self.arguments = first = len(launch.tensor_maps) * WORDS
+        self.arguments_address = len(launch.tensor_maps) * WORD_BYTES
+        """Where the last of the addresses of parameters lies, from the first on."""
+        self.all_words = slice(0, first + len(words_of(launch.arguments)))
+        self.lse, self.dlse = first + _LSE, first + _DLSE
+        self.q_starts, self.kv_starts = first + _Q_STARTS, first + _KV_STARTS
         self.spare: list[Parameters] = []
         """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
 
@@ -166,7 +171,7 @@ class BackwardPlan:
 class BackwardArrangement:
     """A plan's parameters for tensors of certain shapes and strides, addresses apart."""
 
-    __slots__ = ("grid", "map_places", "plan", "rows_grid", "scratch", "scratch_places", "words")
+    __slots__ = ("address_places", "grid", "plan", "rows_grid", "scratch", "scratch_places", "words")
 
     def __init__(self, plan: BackwardPlan, launch: BackwardLaunch, scratch: Scratch) -> None:
         self.plan = plan
@@ -182,8 +187,8 @@ class BackwardArrangement:
             self.words.extend(template.blank)
             template.write(self.words, first, tensor_map.shape, tensor_map.strides)
             map_places.append((first + template.address_word, tensor_map.address // SOME_ADDRESS - 1))
-        self.map_places = tuple(map_places)
-        """The words of the maps' addresses, and whose of `TENSORS` they are."""
+        self.address_places = (*((plan.arguments + word, tensor) for tensor, word in enumerate(_VIEWS)), *map_places)
+        """The words of addresses, and whose of `TENSORS` they are."""
         self.words.extend(words_of(launch.arguments))
 
     def run(
@@ -197,8 +202,7 @@ class BackwardArrangement:
         """Queues the launches on the current stream; returns the last three of the tensors."""
         plan = self.plan
         torch = plan.torch
-        addresses = [x.data_ptr() for x in tensors]
-        q, k, v, out, do, dq, dk, dv = addresses
+        q, k, v, out, do, dq, dk, dv = addresses = [x.data_ptr() for x in tensors]
         if (q | k | v | out | do | dq | dk | dv) % VECTOR_BYTES:
             return BackwardCopiesFirst(plan.kind).run(tensors, lse, dlse, starts, packed)
         scratch = torch.empty(self.scratch, dtype=torch.uint8, device=lse.device)
@@ -206,19 +210,18 @@ class BackwardArrangement:
             parameters = plan.spare.pop()
         except IndexError:
             parameters = Parameters(self.words[:], range(0, plan.arguments + 1, WORDS))
-        words, first = parameters.words, plan.arguments
-        words[: len(self.words)] = self.words
-        for word, address in zip(_VIEWS, addresses, strict=True):
-            words[first + word] = address
-        for word, tensor in self.map_places:
+        words = parameters.words
+        words[plan.all_words] = self.words
+        for word, tensor in self.address_places:
             words[word] = addresses[tensor]
         base = scratch.data_ptr()
         for word, offset in self.scratch_places:
             words[word] = base + offset
-        words[first + _LSE] = lse.data_ptr()
-        words[first + _DLSE] = 0 if dlse is None else dlse.data_ptr()
+        words[plan.lse] = lse.data_ptr()
+        if dlse is not None:
+            words[plan.dlse] = dlse.data_ptr()
         if starts is not None:
-            words[first + _Q_STARTS], words[first + _KV_STARTS] = starts[0].data_ptr(), starts[1].data_ptr()
+            words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
             for gradient in tensors[5:]:
                 gradient.zero_()  # no kernel writes the rows of no sequence
         index = plan.device_index
@@ -233,7 +236,7 @@ class BackwardArrangement:
 
     def _launch(self, parameters: int, stream: int) -> None:
         plan = self.plan
-        arguments = parameters + len(self.map_places) * WORD_BYTES  # the last of the addresses of parameters
+        arguments = parameters + plan.arguments_address
         plan.rows.launch(self.rows_grid, arguments, stream)
         plan.own.launch(self.grid, parameters, stream)
         plan.dq.launch(self.rows_grid, arguments, stream)
