@@ -10,7 +10,7 @@ import pytest
 import torch
 from bench_fakes import a_cell, a_result, found
 
-from flashwright import DType
+from flashwright import DType, attention
 from flashwright.kernels.registry import parse_config
 from flashwright.problem.flops import OPERATIONS, operation_flops
 from flashwright.runtime import backward as runtime
@@ -169,7 +169,7 @@ def test_ours_is_attention_with_gradients_and_names_its_kernels(operation):
     assert len(kernels) == (2 if operation == "train" else 1)
 
 
-def test_the_backward_alone_of_a_family_or_a_config_is_that_of_its_kernels(monkeypatch):
+def test_the_backward_alone_of_a_config_is_that_of_its_kernels(monkeypatch):
     monkeypatch.setattr(runtime, "run_backward", partial(runtime.run_backward, device="simulator"))
     machine = GPUMachine("cpu")
     inputs = machine.inputs(a_cell(64, batch=1, heads=1, kv_heads=1, causal=True, operation="backward"))
@@ -177,7 +177,15 @@ def test_the_backward_alone_of_a_family_or_a_config_is_that_of_its_kernels(monke
     prepared = prepare_ours(inputs, config=config)
     assert prepared.kernel == str(config)
     assert 0 < machine.relative_error(prepared, inputs) < 8e-3
-    assert prepare_ours(inputs, family="hopper").kernel.startswith("hopper backward (")
+
+
+def test_the_backward_alone_of_a_family_is_attentions_through_autograd_as_every_peers():
+    machine = GPUMachine("cpu")
+    inputs = machine.inputs(a_cell(64, batch=1, heads=1, kv_heads=1, causal=True, operation="backward"))
+    prepared = prepare_ours(inputs, family="hopper")
+    assert prepared.kernel.startswith("hopper backward (")
+    assert prepared.call.prepared.call.func is attention
+    assert prepared.call.prepared.call.keywords["family"] == "hopper"
 
 
 # --- Errors --------------------------------------------------------------------------------------------------------

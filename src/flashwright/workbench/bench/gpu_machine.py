@@ -46,8 +46,7 @@ def prepare_ours(inputs: Inputs, *, config: KernelConfig | None = None, family: 
     options = AttentionOptions.of(inputs.causal)
     if inputs.operation == DECODE:
         return _prepare_decode(inputs, options, config, family)
-    if inputs.operation == BACKWARD and (config or family):
-        config = config or _backward_chosen_for(inputs.q, inputs.k, inputs.causal, family)
+    if inputs.operation == BACKWARD and config:
         run = kernel_calls(BACKWARD, inputs.q, inputs.k, inputs.v, inputs.do, window=options.window)
         return Prepared(run(config), kernel=str(config))
     q, k, v = inputs.q, inputs.k, inputs.v
