@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -188,6 +190,27 @@ def test_gradients_of_the_log_sum_exp_are_added(backward_family, options):
         assert relative_error(gradient, truth) <= 2e-3
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_losses_of_the_log_sum_exp_reach_queries_and_keys(packed):
+    q, k, v = some(torch.float16, (1, 4, 300, 64), (1, 2, 500, 64), grad=True)
+    do, dlse = torch.randn_like(q), torch.randn(1, 4, 300, device="cuda")
+    parts = [(slice(0, 300), slice(0, 500))]
+    if packed:
+        parts = [(slice(0, 120), slice(0, 350)), (slice(120, 300), slice(350, 500))]
+        rows_first = (x[0].transpose(0, 1) for x in (q, k, v))
+        starts = starts_of([120, 180]), starts_of([350, 150])
+        out, lse, _ = flash_attn_varlen_func(*rows_first, *starts, 180, 350, causal=True, return_attn_probs=True)
+        out, lse = out.transpose(0, 1)[None], lse[None]
+    else:
+        out, lse = attention(q, k, v, causal=True, return_lse=True)
+    gradients = torch.autograd.grad((out, lse), (q, k, v), (do, dlse))
+    for row, key in parts:
+        sequence = q[:, :, row], k[:, :, key], v[:, :, key], do[:, :, row]
+        expected = true_gradients(*sequence, {"causal": True}, dlse[:, :, row])
+        for gradient, part, truth in zip(gradients, (row, key, key), expected, strict=True):
+            assert relative_error(gradient[:, :, part], truth) <= 2e-3
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_large_inputs_do_not_overflow(causal, head_dim):
@@ -308,20 +331,34 @@ def test_the_current_stream_is_used():
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 
 
-def test_a_captured_training_step_replays_on_new_inputs():
+def packed_step(q: Any, k: Any, v: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Repeatable gradients of two sequences, by the gradient of their output."""
+    starts, kv_starts = starts_of([100, 200]), starts_of([300, 200])
+
+    def step(do: Any) -> tuple[Any, ...]:
+        rows_first = (x[0].transpose(0, 1) for x in (q, k, v))
+        out = flash_attn_varlen_func(*rows_first, starts, kv_starts, 200, 300, causal=True, deterministic=True)
+        return torch.autograd.grad(out, (q, k, v), do[0].transpose(0, 1))
+
+    return step
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_a_captured_training_step_replays_on_new_inputs(packed):
     q, k, v = some(grad=True)
+    step = packed_step(q, k, v) if packed else partial(trained, q, k, v)
     do = grad_like(q)
-    expected = trained(q, k, v, do)
+    expected = step(do)
     late = torch.zeros_like(do)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            trained(q, k, v, late)
+            step(late)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        gradients = trained(q, k, v, late)
+        gradients = step(late)
     late.copy_(do)
     for _ in range(2):
         graph.replay()
