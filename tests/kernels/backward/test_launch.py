@@ -59,8 +59,8 @@ def test_packed_sequences_begin_with_whole_blocks_that_do_not_overlap_and_fit(le
         assert padded >= end
         end = padded + -(-length // block) * block
         start += length
-    sizes = Sizes(len(lengths), 1, 1, max(1, *lengths), 1)
-    assert end <= Scratch.of(AMPERE, sizes, packed_rows=start).padded_rows
+    sizes = Sizes(len(lengths), 1, 1, max(1, *lengths), 1, packed_rows=start)
+    assert end <= Scratch.of(AMPERE, sizes).padded_rows
 
 
 @FAMILIES
@@ -92,12 +92,19 @@ def test_packed_sequences_are_found_by_their_first_row(config):
     packed = PackedSequences(3, 0x2000, 0x3000, 200, 100)
     found = launch(config, tensors((1, 4, 300, 128), (1, 2, 250, 128)), packed=packed)
     assert found.grid == (3 * 2 * 1, 1, 1)
-    assert found.rows_grid == (3 * 4, 4, 1)
+    assert found.rows_grid == (300 // 64 + 3, 4, 1)
     for name in ("dO", "dQ", "dK", "dV"):
         assert getattr(found.arguments, name).batch_stride == 0
 
 
 # --- What is refused ---------------------------------------------------------------------------------------------
+
+
+@FAMILIES
+def test_more_blocks_of_keys_than_a_grid_has_are_refused(config):
+    packed = PackedSequences(2**17, 0x2000, 0x3000, 64, 2**20)
+    with pytest.raises(ValueError, match=f"keys are {2**17 * 4 * 2**13} tiles of 128 keys; allowed: up to {2**31 - 1}"):
+        launch(config, tensors((1, 4, 2**20, 128), (1, 4, 2**20, 128)), packed=packed)
 
 
 @FAMILIES

@@ -2,6 +2,7 @@
 #pragma once
 #include "backward/dq_sums.cuh"
 #include "attention/rescaling.cuh"
+#include "attention/tile.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/memory.cuh"
 
@@ -10,7 +11,8 @@ constexpr int row_kernel_threads = 128;
 constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 constexpr float positive_infinity = -negative_infinity;
 
-// A block of query rows of one head: the grid is (blocks, heads, batches).
+// A block of query rows of one head: the grid is (blocks of all batches, heads). Packed sequences stand in one line of
+// slots, as their padded rows do.
 struct QueryTile {
     int head, batch, first_row;
     Sequence sequence;
@@ -18,17 +20,30 @@ struct QueryTile {
     int64 padded;
 
     DEVICE explicit QueryTile(const BackwardArguments &args)
-        : head(blockIdx.y), batch(blockIdx.x / args.forward.q_blocks),
-          first_row(blockIdx.x % args.forward.q_blocks * cfg::B_r), sequence(args.forward, batch),
+        : head(blockIdx.y), batch(batch_of_block(args.forward)),
+          first_row(((int)blockIdx.x - first_block(args.forward, batch)) * cfg::B_r), sequence(args.forward, batch),
           rows(sequence.q_length - first_row),
           padded(padded_row<cfg::B_r>(args, sequence, head, batch) + first_row) {}
 
-    DEVICE bool exists() const { return rows > 0; }
+    // Rows before the first packed sequence have slots, too, and a sequence may need fewer than it has.
+    DEVICE bool exists() const { return first_row >= 0 && rows > 0; }
     DEVICE char *row(const TensorView &tensor, int row) const {
         return head_start(tensor, variant::variable_lengths ? 0 : batch, head) +
                (sequence.q_start + first_row + row) * tensor.row_stride * element_bytes;
     }
     DEVICE float *sums(const BackwardArguments &args) const { return args.dQ_sums + padded * cfg::d_head; }
+
+  private:
+    static DEVICE int batch_of_block(const ForwardArguments &args) {
+        if constexpr (variant::variable_lengths)
+            return PackedLine<cfg::B_r>{args}.sequence_of_warp(blockIdx.x);
+        return blockIdx.x / args.q_blocks;
+    }
+    static DEVICE int first_block(const ForwardArguments &args, int batch) {
+        if constexpr (variant::variable_lengths)
+            return PackedLine<cfg::B_r>{args}.first_slot(batch);
+        return batch * args.q_blocks;
+    }
 };
 
 DEVICE float dot_of_vectors(const Vector16B &a, const Vector16B &b) {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from flashwright.hardware.tensor_map import TensorMap
 from flashwright.hardware.units import ELEMENT_BYTES
 from flashwright.kernels.forward.launch import (
+    MAX_BLOCKS,
     NO_OPTIONS,
     ForwardArguments,
     PackedSequences,
@@ -57,7 +58,7 @@ class Scratch:
     """Memory that a backward pass works in, in bytes from its beginning: nothing of it is read before it is written."""
 
     padded_rows: int
-    """Of each head: whole blocks of every sequence."""
+    """Of each head: whole blocks of a sequence, or of all packed ones."""
     row_lse: int
     row_dot: int
     dQ_sums: int
@@ -67,15 +68,11 @@ class Scratch:
     ALIGNMENT = 256
 
     @classmethod
-    def of(cls, config: Blocking, sizes: Sizes, *, packed_rows: int | None = None) -> Scratch:
-        """For sequences of one length, or for so many rows of packed ones."""
+    def of(cls, config: Blocking, sizes: Sizes) -> Scratch:
+        """A packed sequence begins with a whole block, too."""
         block = config.B_r
-        if packed_rows is None:
-            padded_rows, heads = sizes.q_blocks(config) * block, sizes.batches * sizes.q_heads
-        else:  # a sequence begins with a whole block
-            padded_rows = -(-(packed_rows + sizes.batches * block) // block) * block
-            heads = sizes.q_heads
-        rows = padded_rows * heads
+        padded_rows = sizes.q_blocks(config) * block
+        rows = padded_rows * sizes.lines * sizes.q_heads
         row_bytes = _aligned(4 * rows)
         sums = 2 * row_bytes
         turns = sums + _aligned(4 * rows * config.d_head)
@@ -105,7 +102,7 @@ class BackwardLaunch:
 
 
 def scratch_for(config: Blocking, q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None = None) -> Scratch:
-    return Scratch.of(config, _sizes(q, k, packed), packed_rows=q.shape[2] if packed else None)
+    return Scratch.of(config, _sizes(q, k, packed))
 
 
 def backward_launch(
@@ -152,6 +149,11 @@ def backward_launch(
     scratch = scratch_for(config, q, k, packed)
     together = rules.key_blocks_together(config)
     kv_blocks = -(-sizes.kv_length // (config.B_c * together)) * together
+    if (tiles := kv_blocks * sizes.kv_heads * sizes.batches) > MAX_BLOCKS:
+        raise ValueError(
+            f"batch {sizes.batches} × {sizes.kv_heads} heads × {sizes.kv_length} keys are {tiles} tiles of "
+            f"{config.B_c} keys; allowed: up to {MAX_BLOCKS}"
+        )
     arguments = BackwardArguments(
         forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
         *(TensorView(t.address, *t.strides[:3]) for t in (do, dq, dk, dv)),
@@ -172,7 +174,7 @@ def backward_launch(
         maps = tuple(tensor_map(tensor, columns, rows) for tensor, rows in boxes)
     return BackwardLaunch(
         variant=variant,
-        rows_grid=(sizes.q_blocks(config) * sizes.batches, sizes.q_heads, 1),
+        rows_grid=(sizes.q_blocks(config) * sizes.lines, sizes.q_heads, 1),
         grid=rules.grid(config, kv_blocks, sizes.kv_heads, sizes.batches, multiprocessors),
         arguments=arguments,
         tensor_maps=maps,
@@ -197,4 +199,5 @@ def _pairs_at_once(config: Blocking, sizes: Sizes) -> int:
 def _sizes(q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None) -> Sizes:
     if packed is None:
         return Sizes(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
-    return Sizes(packed.count, q.shape[1], k.shape[1], max(1, packed.max_q_length), max(1, packed.max_kv_length))
+    longest = max(1, packed.max_q_length), max(1, packed.max_kv_length)
+    return Sizes(packed.count, q.shape[1], k.shape[1], *longest, packed_rows=q.shape[2])
