@@ -4,7 +4,8 @@
 
 Needs a GPU. The problems are so small that the GPU is never behind the host, so the time of many calls in a row is the
 host's. Each number is the median over repeats of the mean over the calls of a repeat, after a warm-up. "Launch" is
-cuLaunchKernel of a prepared kernel: the floor for any function that launches one.
+cuLaunchKernel of a prepared kernel: the floor for any function that launches one. "Nothing" is an autograd function
+that allocates and saves what a training step does, and launches no kernel: the floor for any that is written in Python.
 
 The second table is of calls whose lengths change every time, in a process that has the kernel: lengths that no call had
 before, the same a second time (where a schedule of tiles may be improved), and again (a plan hit); beside PyTorch's
@@ -82,6 +83,22 @@ def _address(parameter: Any) -> int:
     return int(parameter.buffer_info()[0] if isinstance(parameter, array) else ctypes.addressof(parameter))
 
 
+class Nothing(torch.autograd.Function):
+    """Tensors of a training step, of which none is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        q, k, v, _, _ = ctx.saved_tensors
+        torch.empty_like(q, dtype=torch.float32)
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
 def calls_to_time(q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:
     config = config_chosen_for(q, k, AttentionOptions(), None)
     rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
@@ -102,6 +119,7 @@ def calls_to_time(q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:
         "PyTorch's scaled_dot_product_attention": lambda: functional.scaled_dot_product_attention(q, k, v),
         "attention, forward of training": lambda: attention(*training),
         "PyTorch's, forward of training": lambda: functional.scaled_dot_product_attention(*training),
+        "nothing, a training step": lambda: differentiated(Nothing.apply(*training)),
         "attention, a training step": lambda: differentiated(attention(*training)),
         "PyTorch's, a training step": lambda: differentiated(functional.scaled_dot_product_attention(*training)),
     }
