@@ -3,6 +3,7 @@
 #include "attention/backward_arguments.cuh"
 #include "attention/ranges.cuh"
 #include "attention/sequences.cuh"
+#include "attention/tile.cuh"
 
 struct KeyTile {
     int kv_block, kv_head, batch;
@@ -11,10 +12,11 @@ struct KeyTile {
 // The tile of a thread block. Those of one head and batch are neighbours, so that they share Q and dO in the cache. Where
 // they add to dQ in order, those of later keys begin first, and `pairs_at_once` heads and batches take turns: few blocks
 // of keys of each are under way at a time, and seldom wait for each other. Blocks of keys that work together belong to
-// neighbouring thread blocks.
-template <bool ordered, int together = 1> DEVICE KeyTile key_tile_of_block(const BackwardArguments &args, int block) {
+// neighbouring thread blocks. Packed sequences of a head stand in one line, as a batch of one would (see `PackedLine`).
+template <bool ordered, int block_keys, int together = 1>
+DEVICE KeyTile key_tile_of_block(const BackwardArguments &args, int block) {
     const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
-    const int pairs = heads * args.forward.batches;
+    const int pairs = heads * (variant::variable_lengths ? 1 : args.forward.batches);
     const int groups = args.kv_blocks / together, group = block / together;
     int pair = group / groups, kv_group = group % groups;
     if constexpr (ordered) {
@@ -24,7 +26,13 @@ template <bool ordered, int together = 1> DEVICE KeyTile key_tile_of_block(const
         pair = first + place % at_once;
         kv_group = groups - 1 - place / at_once;
     }
-    return {kv_group * together + block % together, pair % heads, pair / heads};
+    int batch = pair / heads;
+    if constexpr (variant::variable_lengths) {
+        const auto line = PackedLine<block_keys * together>::of_keys(args.forward);
+        batch = line.sequence_of(kv_group);
+        kv_group -= line.first_slot(batch);
+    }
+    return {kv_group * together + block % together, pair % heads, batch};
 }
 
 // The first of a head's rows in the buffers of padded rows. A packed sequence begins with a whole block, behind all
@@ -52,8 +60,10 @@ template <int block_queries, int block_keys, int together = 1> struct KeyTileWor
                  sequence.q_length, sequence.kv_length),
           queries(window, sequence.q_length, first_key_together(), together * block_keys) {}
 
-    // A packed sequence may be shorter than the longest.
-    DEVICE bool exists() const { return !variant::variable_lengths || sequence.kv_length > first_key_together(); }
+    // Keys before the first packed sequence have slots, too, and a sequence may need fewer than it has.
+    DEVICE bool exists() const {
+        return !variant::variable_lengths || (first_key >= 0 && sequence.kv_length > first_key_together());
+    }
     // Of all blocks of keys that work together.
     DEVICE int first_key_together() const { return tile.kv_block / together * together * block_keys; }
 

@@ -14,15 +14,19 @@ struct Tile {
 // Packed sequences stand in one line of slots for `slot_rows` rows each, as many as any sequence may need: sequence b
 // begins with slot starts[b] / slot_rows + b. A slot's sequence is found without adding up the slots of those before.
 template <int slot_rows> struct PackedLine {
-    const ForwardArguments &args;
+    const int *starts;
+    int rows, sequences;
 
-    DEVICE int slots() const { return args.q_length / slot_rows + args.batches; }
-    DEVICE int first_slot(int sequence) const {
-        return clamp(args.q_starts[sequence], 0, args.q_length) / slot_rows + sequence;
-    }
+    // Of queries.
+    DEVICE explicit PackedLine(const ForwardArguments &args)
+        : PackedLine(args.q_starts, args.q_length, args.batches) {}
+    static DEVICE PackedLine of_keys(const ForwardArguments &args) { return {args.kv_starts, args.kv_length, args.batches}; }
+
+    DEVICE int slots() const { return rows / slot_rows + sequences; }
+    DEVICE int first_slot(int sequence) const { return clamp(starts[sequence], 0, rows) / slot_rows + sequence; }
     // The last sequence that begins with the slot or before; the first, if it begins behind.
     DEVICE int sequence_of(int slot) const {
-        int sequence = 0, behind = args.batches;
+        int sequence = 0, behind = sequences;
         while (behind - sequence > 1) {
             const int middle = (sequence + behind) / 2;
             if (first_slot(middle) <= slot)
@@ -35,7 +39,7 @@ template <int slot_rows> struct PackedLine {
     // The same, found by all lanes of a warp together: loads that depend on one another are few.
     DEVICE int sequence_of_warp(int slot) const {
         int sequence = 0;
-        for (int range = args.batches; range > 1;) {
+        for (int range = sequences; range > 1;) {
             const int step = ceil_div(range, warp_threads), candidate = sequence + (int)lane_index() * step;
             const bool begins = lane_index() * step < range && first_slot(candidate) <= slot;
             const int last = __popc(__ballot_sync(all_lanes, begins)) - 1;
@@ -44,6 +48,9 @@ template <int slot_rows> struct PackedLine {
         }
         return sequence;
     }
+
+  private:
+    DEVICE PackedLine(const int *starts, int rows, int sequences) : starts(starts), rows(rows), sequences(sequences) {}
 };
 
 // A tile's rows, and the blocks of keys they attend to.

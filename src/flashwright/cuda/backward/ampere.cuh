@@ -330,7 +330,7 @@ template <AmpereBackwardKernelConfig>
 __global__ void __launch_bounds__(shape::threads)
     ampere_backward_kernel(const __grid_constant__ BackwardArguments args) {
     extern __shared__ __align__(bank_line_bytes) char shared_memory[];
-    const Work work(args, key_tile_of_block<cfg::ordered>(args, blockIdx.x));
+    const Work work(args, key_tile_of_block<cfg::ordered, cfg::B_c>(args, blockIdx.x));
     if (work.exists())
         compute(args, work, SharedMemory{shared_address(shared_memory)});
 }

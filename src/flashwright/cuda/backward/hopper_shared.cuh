@@ -35,7 +35,7 @@ DEVICE bool adds_dQ(int step) { return !shape::alternates || (step + rank_in_clu
 DEVICE int receipt(int step) { return shape::alternates ? step / 2 : step; }
 
 DEVICE KeyTile key_tile(const BackwardArguments &backward, int block) {
-    return key_tile_of_block<cfg::ordered, shape::together>(backward, block);
+    return key_tile_of_block<cfg::ordered, cfg::B_c, shape::together>(backward, block);
 }
 
 // What the producer knows of a step, so that the consumers need no registers for it.

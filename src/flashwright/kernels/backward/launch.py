@@ -148,11 +148,13 @@ def backward_launch(
     check_tiles(config, sizes)
     scratch = scratch_for(config, q, k, packed)
     together = rules.key_blocks_together(config)
-    kv_blocks = -(-sizes.kv_length // (config.B_c * together)) * together
-    if (tiles := kv_blocks * sizes.kv_heads * sizes.batches) > MAX_BLOCKS:
+    group_keys = config.B_c * together
+    groups = k.shape[2] // group_keys + packed.count if packed else -(-sizes.kv_length // group_keys)
+    kv_blocks = groups * together
+    if (tiles := kv_blocks * sizes.kv_heads * sizes.lines) > MAX_BLOCKS:
         raise ValueError(
-            f"batch {sizes.batches} × {sizes.kv_heads} heads × {sizes.kv_length} keys are {tiles} tiles of "
-            f"{config.B_c} keys; allowed: up to {MAX_BLOCKS}"
+            f"batch {sizes.batches} × {sizes.kv_heads} heads × {k.shape[2]} keys are {tiles} tiles of {config.B_c} "
+            f"keys; allowed: up to {MAX_BLOCKS}"
         )
     arguments = BackwardArguments(
         forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
@@ -175,7 +177,7 @@ def backward_launch(
     return BackwardLaunch(
         variant=variant,
         rows_grid=(sizes.q_blocks(config) * sizes.lines, sizes.q_heads, 1),
-        grid=rules.grid(config, kv_blocks, sizes.kv_heads, sizes.batches, multiprocessors),
+        grid=rules.grid(config, kv_blocks, sizes.kv_heads, sizes.lines, multiprocessors),
         arguments=arguments,
         tensor_maps=maps,
     )
@@ -193,7 +195,7 @@ other."""
 def _pairs_at_once(config: Blocking, sizes: Sizes) -> int:
     row_bytes = config.d_head * (4 + 2 * ELEMENT_BYTES)
     pair_bytes = row_bytes * sizes.q_length * (sizes.q_heads // sizes.kv_heads)
-    return max(1, min(sizes.kv_heads * sizes.batches, CACHE_BYTES // pair_bytes))
+    return max(1, min(sizes.kv_heads * sizes.lines, CACHE_BYTES // pair_bytes))
 
 
 def _sizes(q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None) -> Sizes:
