@@ -263,6 +263,16 @@ class Wave:
 
         Threads that spin wait; threads that run without getting anywhere seem to, and go on unless ``gives_way``.
         """
+        try:
+            return self._run(gives_way)
+        except (SimulationError, MemoryError):
+            raise
+        except Exception as error:
+            # An operation met operands that it was not written for.
+            detail = "operands, modifiers or values of a form that the simulator does not know"
+            raise self._error("unsupported", detail, self.thread_at(0), None, None, None) from error
+
+    def _run(self, gives_way: bool) -> bool:
         is_spinning = False
         last_turn = 0
         while self.alive_count:

@@ -199,7 +199,7 @@ def _pack_integers(syntax: Instruction, bind: Binder) -> Execute:
 
 def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
     """Single precision to 10 bits of mantissa: .rna rounds ties away, .rn to even, .rz toward zero."""
-    mode = rounding_mode(syntax)
+    mode = rounding_mode(syntax, ("rna", "rn", "rz"))
     rectify, finite = syntax.has("relu"), syntax.has("satfinite")
     largest, infinity = np.uint32(0x7F7FE000), np.uint32(0x7F800000)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..architecture import WARP_SIZE
-from ..binding import Binder, Getter
+from ..binding import Binder, Getter, check_operands
 from ..memory.thread_memory import check_range
 from ..memory.windows import WINDOW_BASE, WINDOW_BITS
 from ..ptx.syntax import Address, Instruction, Operand, Sink
@@ -42,8 +42,10 @@ def active_threads(wave: Wave) -> np.ndarray:
     return np.arange(wave.threads) if wave.lanes is None else wave.lanes
 
 
-def _per_thread(operands: tuple[Operand, ...], bind: Binder, act: Callable[..., None]) -> Operation:
+def _per_thread(syntax: Instruction, bind: Binder, values: int, act: Callable[..., None]) -> Operation:
     """``[address], value…``: ``act(mbarriers, thread, address, value…)`` for each active thread, in thread order."""
+    check_operands(syntax, 1 + values)
+    operands = syntax.operands
     get_addresses = bind_mbarrier(operands[0], bind)
     getters: list[Getter] = [bind.source(value, TYPES["u32"]) for value in operands[1:]]
 
@@ -60,17 +62,17 @@ def _per_thread(operands: tuple[Operand, ...], bind: Binder, act: Callable[..., 
 
 @instruction("mbarrier.init")
 def init(syntax: Instruction, bind: Binder) -> Operation:
-    return _per_thread(syntax.operands, bind, Mbarriers.initialise)
+    return _per_thread(syntax, bind, 1, Mbarriers.initialise)
 
 
 @instruction("mbarrier.inval")
 def inval(syntax: Instruction, bind: Binder) -> Operation:
-    return _per_thread(syntax.operands, bind, Mbarriers.invalidate)
+    return _per_thread(syntax, bind, 0, Mbarriers.invalidate)
 
 
 @instruction("mbarrier.expect_tx")
 def expect_tx(syntax: Instruction, bind: Binder) -> Operation:
-    return _per_thread(syntax.operands, bind, Mbarriers.expect_bytes)
+    return _per_thread(syntax, bind, 1, Mbarriers.expect_bytes)
 
 
 @instruction("mbarrier.complete_tx")
@@ -78,7 +80,7 @@ def complete_tx(syntax: Instruction, bind: Binder) -> Operation:
     def complete(mbarriers: Mbarriers, thread: int, address: int, amount: int) -> None:
         mbarriers.complete_bytes(mbarriers.find(thread, address), amount)
 
-    return _per_thread(syntax.operands, bind, complete)
+    return _per_thread(syntax, bind, 1, complete)
 
 
 @instruction("mbarrier.arrive", "mbarrier.arrive_drop")
