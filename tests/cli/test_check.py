@@ -312,3 +312,8 @@ def test_a_warning_is_reported_and_does_not_fail_the_check(working: Path) -> Non
     assert code == 0, error
     assert "unfenced.cu:10: warning: mbarrier-fence:" in out and "1 finding" in out
     assert [result["level"] for result in sarif_of(*launch)["runs"][0]["results"]] == ["warning"]
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    code, _, error = flashwright("check", "missing.cu")
+    assert code == 2 and "error: missing.cu: No such file or directory" in error

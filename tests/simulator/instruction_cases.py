@@ -136,6 +136,7 @@ CASES: list[tuple[str, str, tuple[str, ...], list[list[object]]]] = [
     *((f"cvt.rn.relu.{t}.f32 %d, %a;", "b16", ("f32",), [F32]) for t in ("f16", "bf16")),
     *((f"cvt.rn.relu.{t}.f32 %d, %a, %b;", "b32", ("f32",) * 2, [F32, F32[::-1]]) for t in ("f16x2", "bf16x2")),
     *((f"cvt.{m}.relu.tf32.f32 %d, %a;", "b32", ("f32",), [F32]) for m in ("rn", "rz")),
+    *((f"cvt.{m}.tf32.f32 %d, %a;", "b32", ("f32",), [F32]) for m in ("rn", "rz", "rna")),
     *(
         (f"fma.rn.relu.{t} %d, %a, %b, %c;", "b16", (t,) * 3, product([-0.0, 2.0, -3.0, NAN], [-0.0, 1.0], [0.0, -0.0]))
         for t in ("f16", "bf16")

@@ -306,26 +306,37 @@ def test_isspacep_tells_the_own_block_from_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "message"),
+    ("statement", "access"),
     [
+        ('asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(other) : "memory");', "shared load"),
+        ('asm volatile("st.shared::cta.b32 [%1], %0;" :: "r"(v), "r"(other) : "memory");', "shared store"),
+        ('asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(v) : "r"(other) : "memory");', "shared atomic"),
         (
-            'asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(other), "l"(out) : "memory");',
-            "async-copy at",
+            'asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(v) : "r"(other) : "memory");',
+            "shared load",
         ),
-        ("if (t == 0) init(other, 1);", "mbarrier.init at"),
+        ('asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(other), "l"(out) : "memory");', "async-copy"),
+        ("if (t == 0) init(other, 1);", "mbarrier"),
+        ("if (t == 0) arrive(other);", "mbarrier"),
         (
             'if (t == 0) asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%1], [%0], 16;"'
             ' :: "r"(other), "l"(out) : "memory");',
-            "bulk copy at",
+            "bulk copy",
         ),
     ],
 )
-def test_what_reaches_the_own_block_only_needs_its_addresses(statement: str, message: str) -> None:
-    body = (
-        f"__shared__ __align__(16) u32 s[32]; const u32 other = map(addr(s), rank() ^ 1); {statement} cluster_sync();"
-    )
-    with pytest.raises(SimulationError, match=f"{message} a shared address of rank 1 .*has rank 0") as caught:
-        run(body, 128)
+@pytest.mark.parametrize(
+    ("other", "ranks"), [("map(addr(s), rank() ^ 1)", (1, 0)), ("addr(s) & 0xffffff", (0, 1))], ids=["mapped", "masked"]
+)
+def test_what_reaches_the_own_block_only_needs_its_addresses(
+    statement: str, access: str, other: str, ranks: tuple[int, int]
+) -> None:
+    """On an H200, loads, stores, atomics, copies and arrivals like these are illegal instructions."""
+    body = "__shared__ __align__(16) u64 s[32]; if (t == 0) init(addr(s), 1); cluster_sync(); u32 v = 0;"
+    body += f"const u32 other = {other}; {statement} out[t] = v; cluster_sync();"
+    message = f"{access} at a shared address of rank {ranks[0]} of the cluster; this thread block has rank {ranks[1]}"
+    with pytest.raises(SimulationError, match=message) as caught:
+        run(body, 128, check_hazards=False)
     assert caught.value.kind == "out-of-bounds"
 
 

@@ -143,6 +143,12 @@ def test_relu_makes_zeros_positive(name: str) -> None:
     assert apply(body, bits, ("f32", [-0.0, -1.0, -INF])).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("mode", ["rn", "rz"])
+def test_relu_of_tensor_float_32_makes_nans_canonical(mode: str) -> None:
+    """The bits that an H200 gives."""
+    assert apply(f"cvt.{mode}.relu.tf32.f32 %d, %a;", "b32", ("f32", [NAN])).tolist() == [0x7FFFE000]
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])
 def test_eight_bit_floats(name: str, dtype: type) -> None:
     high, low = [1.0, 1e9, -0.3, 20.0], [0.5, -1e9, 2.0, 3.0]

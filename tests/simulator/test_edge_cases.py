@@ -241,6 +241,11 @@ def test_the_sign_of_a_minimum_of_magnitudes_is_the_product_of_signs(operation: 
         assert value == magnitude * (-1 if math.copysign(1, a) != math.copysign(1, b) else 1)
 
 
+def test_a_magnitude_may_be_a_constant() -> None:
+    found = apply("min.xorsign.abs.f32 %d, %a, 0fBF800000;", "f32", ("f32", [2.0, -0.5]))
+    assert found.tolist() == [-1.0, 0.5]
+
+
 def test_comparisons_of_halves_flush_subnormals_on_request() -> None:
     tiny = float(np.float16(6e-8))
     for flush, expected in (("", [1, 0]), (".ftz", [0, 0])):

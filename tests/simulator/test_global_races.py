@@ -325,3 +325,23 @@ def test_additions_in_turn_are_ordered():
     for ordered, relaxed in (("load_acquire(turn)", "load_relaxed(turn)"), ("store_release(t", "store_relaxed(t")):
         with pytest.raises(SimulationError, match="unordered-sum"):
             launch(SUM_IN_TURN.replace(ordered, relaxed), 4, 1, x, zeros(1), check_hazards=IN_ORDER)
+
+
+# --- The counter of a barrier itself -------------------------------------------------------------------------------
+
+COUNTER = """
+__device__ unsigned counter;
+extern "C" __global__ void count(int *out) {{
+    if (threadIdx.x == 0) {{ __threadfence(); atomicAdd(&counter, 1); {wait} __threadfence(); }}
+    __syncthreads();
+    if (threadIdx.x == {reader}) out[blockIdx.x] = counter;
+}}
+"""
+WAIT_FOR_ALL = "while (*(volatile unsigned *)&counter < gridDim.x) {}"
+
+
+@pytest.mark.parametrize("reader", [0, 40])
+def test_a_strong_write_that_was_observed_comes_before_plain_accesses(reader: int):
+    run = launch(COUNTER.format(wait=WAIT_FOR_ALL, reader=reader), 6, 64, zeros(6))
+    assert run.args[0].tolist() == [6] * 6
+    expect_race(COUNTER.format(wait="", reader=reader), 6, 64, zeros(6))

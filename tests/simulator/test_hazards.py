@@ -393,3 +393,14 @@ def test_unaligned_barriers_let_lanes_arrive_one_by_one() -> None:
     outputs = {"out": np.zeros(64, np.uint32)}
     launch(ptx, 64, outputs)
     assert (outputs["out"] == 77).all()
+
+
+OBSERVED = """int *flag = s + 1000; volatile int *watched = flag;
+    if (t == 0) *flag = 0;
+    __syncthreads(); __threadfence_block();
+    if (lane == 0) { atomicAdd(flag, 1); WATCH __threadfence_block(); out[warp] = *flag; }"""
+
+
+def test_a_strong_write_that_was_observed_comes_before_plain_accesses() -> None:
+    assert run(OBSERVED.replace("WATCH", "while (*watched < 2);"))[:2].tolist() == [2, 2]
+    assert fault(OBSERVED.replace("WATCH", "")).kind == "race"

@@ -13,7 +13,7 @@ from flashwright.runtime.tensor_maps import encoded_words
 from flashwright.simulator.gpu import SimulatedGPU
 
 from .bulk_copies import CASES, run_copy
-from .hopper_tools import BF16, descriptor, fragments_of, run_cluster_descriptors, run_wgmma, wgmma_ptx
+from .hopper_tools import BF16, compile_hopper, descriptor, fragments_of, run_cluster_descriptors, run_wgmma, wgmma_ptx
 from .test_hopper_wgmma import IMAGE_BYTES, LAYOUTS, k_major, mn_major, operands
 
 pytestmark = pytest.mark.gpu
@@ -109,6 +109,31 @@ def test_base_offsets_are_read_alike() -> None:
     ptx = wgmma_ptx(8, "bf16", IMAGE_BYTES)
     desc_b = descriptor(16384 + 256, 16, 1024, Swizzle.B128, base_offset=2)
     real, simulated = on_both(lambda gpu: run_wgmma(ptx, image, 8, desc_a, desc_b, gpu=gpu))
+    np.testing.assert_array_equal(real, simulated)
+
+
+def test_addresses_in_clusters_have_the_same_ranks() -> None:
+    source = r"""extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32 *out) {
+      __shared__ u32 s[2]; extern __shared__ u32 more[];
+      u32 own, other, rank, of_offset; u64 generic;
+      asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(own));
+      if (threadIdx.x == 0) s[0] = 100 + own;
+      asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(addr(s)), "r"(own ^ 1));
+      asm volatile("mapa.u64 %0, %1, %2;" : "=l"(generic) : "l"((u64)s), "r"(own ^ 1));
+      asm volatile("getctarank.shared::cluster.u32 %0, %1;" : "=r"(rank) : "r"(addr(s)));
+      asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(of_offset) : "r"(addr(s) & 0xffffff) : "memory");
+      asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+      u32 found[] = {addr(s) >> 24, addr(more) >> 24, other >> 24, (u32)generic >> 24, rank, of_offset};
+      if (threadIdx.x == 0) for (int i = 0; i < 6; ++i) out[6 * blockIdx.x + i] = found[i]; }"""
+    ptx = compile_hopper(source)
+
+    def run(gpu: Any) -> np.ndarray:
+        out = gpu.to_device(np.zeros((4, 6), np.uint32))
+        gpu.load(ptx).launch("k", 4, 32, 64, [out])
+        return gpu.to_host(out)
+
+    real, simulated = on_both(run)
     np.testing.assert_array_equal(real, simulated)
 
 

@@ -7,7 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from flashwright.simulator import SimulatedGPU, SimulationError
+from flashwright.simulator import SimulatedGPU, SimulationError, registry
+from flashwright.simulator.binding import Binder
+from flashwright.simulator.ptx.syntax import Instruction
 
 from .tools import HEADER
 
@@ -91,14 +93,40 @@ def test_a_module_of_which_no_kernel_can_run_is_refused_at_load() -> None:
         "tensormap.replace.tile.nothing.global.b1024.b32 [%rd1], %r1;",
         "setmaxnreg.inc.sync.aligned.u32 %r1;",
         "dp4a.u32 %r1, %r2, %r2, %r2;",
+        "sub.f16x2 %r1, %r2;",
+        "fma.rn.bf16x2 %r1, %r2, %r3;",
+        "fma.rn.f32x2 %rd1, %rd2;",
+        "mul.rna.f32 %r1, %r2, %r3;",
+        "cvt.rm.tf32.f32 %r1, %r2;",
+        "add.u32 %r1, %r2, %q1;",
+        "atom.global.add.f32 %r1, [%rd1], %r2, %r3;",
+        "red.shared.max.s32 [%r1];",
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1];",
+        "mbarrier.init.shared.b64 [%r1], %r2, %r3;",
+        "stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r1], {%r2};",
+        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r2}, [%r1];",
+        "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%r1}, {%r1, %r2}, {%r1}, {%r1, %r2, %r3, %r4};",
+        "call;",
     ],
 )
 def test_a_form_that_is_not_understood_is_refused_without_the_words_of_python(instruction: str) -> None:
-    registers = ".reg .b32 %r<5>; .reg .b64 %rd<3>; .reg .pred %p<3>;"
+    registers = ".reg .b32 %r<5>; .reg .b64 %rd<3>; .reg .pred %p<3>; .reg .b128 %q<2>;"
     with pytest.raises(SimulationError) as caught:
         SimulatedGPU("sm_90").load(HEADER + f".visible .entry k() {{\n{registers}\n{instruction}\nret;\n}}")
     assert caught.value.kind == "unsupported" and caught.value.ptx_line == 6
     assert not re.search(r"Error|Exception|unpack|NoneType|Traceback|object", str(caught.value))
+
+
+def test_a_fault_of_the_simulator_in_a_run_is_refused_in_words_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(syntax: Instruction, bind: Binder) -> object:
+        return lambda wave: {}["a key that is missing"]
+
+    monkeypatch.setitem(registry._DECODERS, "frobnicate", [(None, decode)])
+    module = SimulatedGPU().load(HEADER + ".visible .entry k() { .reg .b32 %r<2>;\nfrobnicate.b32 %r0, %r1;\nret; }")
+    with pytest.raises(SimulationError, match="a form that the simulator does not know") as caught:
+        module.launch("k", 1, 32)
+    assert caught.value.kind == "unsupported" and caught.value.ptx_line == 5
+    assert "key" not in str(caught.value) and isinstance(caught.value.__cause__, KeyError)
 
 
 def test_textures_of_other_kernels_do_not_matter() -> None:

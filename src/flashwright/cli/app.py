@@ -17,6 +17,7 @@ from flashwright.cli.compare import compare
 from flashwright.cli.doctor import doctor
 from flashwright.cli.explain import explain
 from flashwright.cli.ladder import ladder
+from flashwright.cli.output import message_of
 from flashwright.cli.plan import plan_command
 from flashwright.cli.simulate import simulate
 from flashwright.cli.tune import app as tune_app
@@ -76,7 +77,7 @@ def main() -> None:
         leave_to_command()
         app()
     except (ValueError, OSError, CompileError, CompilerMissing, GPUError, SimulationError, PtxSyntaxError) as error:
-        _fail(str(error))
+        _fail(message_of(error))
     except MemoryError as error:
         _fail(f"not enough memory{f': {error}' if str(error) else ''}")
     except KeyboardInterrupt:

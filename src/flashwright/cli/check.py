@@ -34,7 +34,7 @@ from flashwright.cli.kernel_options import (
     hazard_checks,
     launch_arguments,
 )
-from flashwright.cli.output import json_text
+from flashwright.cli.output import json_text, message_of
 from flashwright.cli.progress import simulating
 from flashwright.compiler.nvrtc import CompileError, CompilerMissing
 from flashwright.simulation.source import CUDA_SUFFIXES, PTX_SUFFIX
@@ -110,7 +110,9 @@ def _checked_file(ctx: typer.Context, target: str) -> CheckReport:
         for options in _launches(ctx, target):
             launches.append(_checked(file, options))
     except (ValueError, OSError, CompileError, CompilerMissing, SimulationError) as error:
-        message = f"{target}: {error}" if target not in str(error) else str(error)
+        message = message_of(error)
+        if target not in message:
+            message = f"{target}: {message}"
         Console(stderr=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
         return CheckReport(target, launches, message)
     return CheckReport(target, launches)

@@ -70,7 +70,7 @@ def _parsed(text: str, generator: np.random.Generator) -> Any:
         case ["range", type_name, *limits] if type_name in ARGUMENT_TYPES and 1 <= len(limits) <= 3:
             return np.arange(*(_number(limit) for limit in limits)).astype(ARGUMENT_TYPES[type_name])
         case ["bytes", digits]:
-            return bytes.fromhex(digits)
+            return _bytes(digits)
         case [type_name, value] if type_name in ARGUMENT_TYPES:
             return _scalar(ARGUMENT_TYPES[type_name], value)
     return None
@@ -101,9 +101,19 @@ def _filled(fill: str, dtype: np.dtype[Any], shape: tuple[int, ...], generator: 
     return generator.standard_normal(shape).astype(dtype)
 
 
+def _bytes(digits: str) -> bytes:
+    try:
+        return bytes.fromhex(digits)
+    except ValueError:
+        raise ValueError("expected two hexadecimal digits for every byte") from None
+
+
 def _scalar(dtype: np.dtype[Any], text: str) -> Any:
     # Python reads the number: ml_dtypes crashes on text that is none.
-    return dtype.type(int(text, 0) if dtype.kind in "iu" else float(text))
+    try:
+        return dtype.type(int(text, 0) if dtype.kind in "iu" else float(text))
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of type {dtype}") from None
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -116,4 +126,8 @@ def _number(text: str) -> int | float:
     try:
         return int(text)
     except ValueError:
+        pass
+    try:
         return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None

@@ -36,5 +36,12 @@ def json_text(document: dict[str, Any], command: str) -> str:
     return json.dumps({"schema": schema, **document}, indent=2, ensure_ascii=False)
 
 
+def message_of(error: Exception) -> str:
+    """What an error says to a user: of a file, which one and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 def print_json(document: dict[str, Any], command: str) -> None:
     print(json_text(document, command))

@@ -116,6 +116,8 @@ class Binder:
             if ptx_type.kind == "pred":
                 return lambda wave: wave.registers[index]
             return lambda wave: wave.registers[index].view(dtype)
+        if slot.type.bits == 128:
+            raise Unsupported(f"register {operand.name} has 128 bits, an operand of .{ptx_type.name} {ptx_type.bits}")
         if slot.type.bits > ptx_type.bits:  # the low part of a wider register
             narrow = ptx_type.raw
             wide = slot.type.raw
@@ -255,6 +257,12 @@ def immediate(operand: Immediate, ptx_type: PtxType) -> np.ndarray:
         raise Unsupported("a floating-point literal of a packed or bfloat16 type")
     pattern = int(operand.value) & ((1 << ptx_type.bits) - 1)
     return np.frombuffer(pattern.to_bytes(ptx_type.bytes, "little"), ptx_type.dtype).reshape(())
+
+
+def check_operands(syntax: Instruction, count: int) -> None:
+    """Refuses an instruction that has not ``count`` operands."""
+    if len(syntax.operands) != count:
+        raise Unsupported(f"{len(syntax.operands)} operands; {count} are needed")
 
 
 def elements_of(operand: Operand) -> tuple[Operand, ...]:

@@ -29,7 +29,7 @@ from .architecture import WARP_SIZE
 from .errors import ErrorKind, OtherParty
 from .hazards import TICK, WarpClocks
 from .memory.windows import GLOBAL_BASE
-from .memory_order import RELAXED, Ordering, distinct_pairs
+from .memory_order import RELAXED, Observations, Ordering, distinct_pairs
 
 if TYPE_CHECKING:
     from .wave import Wave
@@ -90,7 +90,7 @@ class _BlockOrder:
         known = None
         for other, acquired in self._acquired.get(warp // self._per_block, {}).items():
             for stamp, clock in reversed(acquired):
-                if self._has_seen(warp, other, stamp):
+                if self._clocks.has_seen(warp, other, stamp):
                     known = _latest(known, clock)
                     break
         return known
@@ -149,7 +149,7 @@ class _BlockOrder:
             published = self._publish(warp)
             wide, own = (published, None) if ordering.is_wide else (None, published)
         for other, fences in self._fences.get(warp // self._per_block, {}).items():
-            seen = [(clock, is_wide) for stamp, clock, is_wide in fences if self._has_seen(warp, other, stamp)]
+            seen = [(clock, is_wide) for stamp, clock, is_wide in fences if self._clocks.has_seen(warp, other, stamp)]
             for clock, is_wide in seen:
                 if is_wide and ordering.is_wide:
                     wide = _latest(wide, clock)
@@ -195,11 +195,7 @@ class _BlockOrder:
         return slice(first, first + self._per_block)
 
     def _stamp(self, warp: int) -> int:
-        return int(self._clocks.seen[warp, warp % self._per_block]) >> _TICK_SHIFT
-
-    def _has_seen(self, warp: int, other: int, stamp: int) -> bool:
-        """Whether a warp is ordered after what another of its block did at a stamp."""
-        return warp == other or stamp < int(self._clocks.seen[warp, other % self._per_block]) >> _TICK_SHIFT
+        return int(self._clocks.seen[warp, warp % self._per_block])
 
 
 def _latest(one: Knowledge | None, other: Knowledge | None) -> Knowledge | None:
@@ -241,6 +237,7 @@ class GlobalHazards:
         # By place in the program: version of the shadow, active threads, and addresses of the last strong load.
         self._last_loads: dict[int, tuple[int, np.ndarray | None, np.ndarray]] = {}
         self._looks_for_sums = wave.hazard_policy.looks_for("unordered-sum")
+        self._observations = Observations(clocks)
 
     def fence(self, warps: np.ndarray, is_wide: bool) -> None:
         """A fence of memory by these warps, of gpu scope or of their block's."""
@@ -257,11 +254,15 @@ class GlobalHazards:
         access = self._access(addresses, width, what, data)
         granules = access.granules
         me = (self._first_warp + access.warps) << _WARP_SHIFT
-        unchanged = self._compare(access, shadow.writes[granules], me, "write")
+        writes = shadow.writes[granules]
+        unchanged = self._compare(access, writes, me, "write")
         stamps = self._clocks.own() >> np.int64(_TICK_SHIFT)
         record = (stamps[access.warps] << _STAMP_SHIFT) | me | access.flags | (min(wave.pc, _PC_MASK) << _PC_SHIFT)
         if what in ("load", "async-copy"):
             shadow.reads[granules] = record
+            if access.ordering is not None:
+                found = ((writes & _STRONG) != 0) & (((writes ^ me) & _WARP_FIELD) != 0)
+                self._observations.add(access.warps[found], granules[found], writes[found])
         else:
             self._compare(access, shadow.reads[granules], me, "read")
             shadow.writes[granules] = record
@@ -319,6 +320,9 @@ class GlobalHazards:
         if not unordered.size:
             return none
         items, records = items[unordered], records[unordered]
+        if access.ordering is None and earlier == "write":
+            unseen = ~self._observations.include(access.warps[items], access.granules[items], records)
+            items, records = items[unseen], records[unseen]
         if access.ordering is None and access.what == "store":
             is_same = self._is_unchanged(access, items)
             self._report(access, items[~is_same], records[~is_same], earlier)

@@ -23,7 +23,7 @@ import numpy as np
 
 from .architecture import WARP_SIZE
 from .errors import ErrorKind, OtherParty
-from .memory_order import MemoryOrder, Ordering
+from .memory_order import MemoryOrder, Observations, Ordering
 from .parties import Parties
 
 if TYPE_CHECKING:
@@ -64,6 +64,12 @@ class WarpClocks:
     def own(self) -> np.ndarray:
         """The current stamp of every warp."""
         return self.seen[self._all, self._own]
+
+    def has_seen(self, warp: int, other: int, stamp: int) -> bool:
+        """Whether a warp is ordered after what another of its block, or it itself, did at a stamp."""
+        if warp == other:
+            return True
+        return warp // self._per_block == other // self._per_block and stamp < self.seen[warp, self._own[other]]
 
     def advance(self, warps: np.ndarray | slice) -> None:
         """Warp-level synchronisation: later accesses of these warps are ordered after their earlier ones."""
@@ -164,6 +170,7 @@ class HazardTracker:
         self._reads = np.zeros(granules * self._readers, np.int64)
         self.clocks = WarpClocks(wave.warps, wave.warps_per_block, self.parties)
         self.order = MemoryOrder(self.clocks)
+        self._observations = Observations(self.clocks)
         self._thread_warp = np.arange(wave.threads) // WARP_SIZE
         self.thread_id = (wave.warp_in_block.astype(np.int64) << PARTY_SHIFT) | wave.lane
 
@@ -261,8 +268,15 @@ class HazardTracker:
         if not unordered.any():
             return
         unordered &= (written & THREAD_MASK) != me
+        is_strong = (written & _STRONG) != 0
         if access.ordering is not None:
-            unordered &= (written & _STRONG) == 0
+            if access.kind == "load":
+                found = unordered & is_strong
+                self._observations.add(warp[found], granules[found], written[found])
+            unordered &= ~is_strong
+        elif (unordered & is_strong).any():
+            chosen = np.flatnonzero(unordered & is_strong)
+            unordered[chosen] = ~self._observations.include(warp[chosen], granules[chosen], written[chosen])
         items = np.flatnonzero(unordered)
         if access.kind == "store" and items.size:
             # The same value again is harmless, and a common idiom for flags.

@@ -75,6 +75,37 @@ def ordered(syntax: Instruction, execute: Callable[[Wave], Any]) -> Callable[[Wa
     return run
 
 
+class Observations:
+    """Strong writes that strong loads have found.
+
+    PTX ISA, "Causality order": a write comes before what its observer does next. What the writer did before it is
+    ordered by a release and an acquire alone.
+    """
+
+    def __init__(self, clocks: WarpClocks) -> None:
+        self._clocks = clocks
+        # By granule and warp: the record of the write that its last strong load found, and its stamp then.
+        self._found: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def add(self, warps: np.ndarray, granules: np.ndarray, records: np.ndarray) -> None:
+        """Threads of these warps find these writes, one each, by strong loads."""
+        stamps = self._clocks.own()[warps]
+        for warp, granule, *found in np.unique(np.stack([warps, granules, records, stamps]), axis=1).T.tolist():
+            self._found.setdefault(granule, {})[warp] = found[0], found[1]
+
+    def include(self, warps: np.ndarray, granules: np.ndarray, records: np.ndarray) -> np.ndarray:
+        """Which of these writes come before what these warps do now: they, or warps that they have seen since, found
+        them."""
+        triples = zip(warps.tolist(), granules.tolist(), records.tolist(), strict=True)
+        return np.array([self._includes(*triple) for triple in triples], bool)
+
+    def _includes(self, warp: int, granule: int, record: int) -> bool:
+        return any(
+            found == record and self._clocks.has_seen(warp, observer, stamp)
+            for observer, (found, stamp) in self._found.get(granule, {}).items()
+        )
+
+
 class MemoryOrder:
     """What has been released in each granule of shared memory, and what warps hand over with their next strong access.
 

@@ -215,6 +215,8 @@ class ProgramBuilder:
                     flat.callees = self._expand_call(statement, instance)
                 except Unsupported as reason:
                     self._refuse(statement, str(reason))
+                except (IndexError, KeyError):
+                    self._refuse(statement, "operands of a form that the simulator does not know")
                 flat.call_end = len(self.flat)
                 for callee in flat.callees.values():
                     callee.return_to = flat.call_end

@@ -20,9 +20,10 @@ from .errors import ErrorKind, OtherParty, SimulationError
 from .findings import HazardPolicy
 from .global_hazards import GlobalHazards, GlobalShadow
 from .hazards import HazardTracker
-from .memory.shared_memory import SharedMemory
+from .memory.shared_memory import ClusterSharedMemory, SharedMemory
 from .memory.space import MemorySpace
 from .memory.thread_memory import ConstantMemory, LocalMemory
+from .memory.windows import CLUSTER_SHARED
 from .memory_order import Ordering
 from .ptx.types import RAW_DTYPES
 from .register_hazards import RegisterHazards
@@ -101,6 +102,7 @@ class Wave:
         self.spaces: dict[str, MemorySpace] = {
             "global": launch.global_memory,
             "shared": self.shared,
+            CLUSTER_SHARED: ClusterSharedMemory(self.shared),
             "local": self.local,
             "const": launch.constants,
             "param": launch.parameters,
@@ -263,6 +265,16 @@ class Wave:
 
         Threads that spin wait; threads that run without getting anywhere seem to, and go on unless ``gives_way``.
         """
+        try:
+            return self._run(gives_way)
+        except (SimulationError, MemoryError):
+            raise
+        except Exception as error:
+            # An operation met operands that it was not written for.
+            detail = "operands, modifiers or values of a form that the simulator does not know"
+            raise self._error("unsupported", detail, self.thread_at(0), None, None, None) from error
+
+    def _run(self, gives_way: bool) -> bool:
         is_spinning = False
         last_turn = 0
         while self.alive_count:

@@ -16,7 +16,7 @@ from ..ptx.syntax import Immediate, Instruction, Operand, Register
 from ..ptx.types import TYPES
 from ..registry import Unsupported, instruction
 from .load_store import active_values
-from .mbarrier import active_threads, bind_mbarrier
+from .mbarrier import active_threads, bind_mbarrier, names_own_block
 
 if TYPE_CHECKING:
     from ..wave import Wave
@@ -120,7 +120,7 @@ def wait_all(syntax: Instruction, bind: Binder) -> Execute:
 def mbarrier_arrive(syntax: Instruction, bind: Binder) -> Execute:
     """The thread arrives when its copies so far have come. Without .noinc, the arrival is not one of those expected."""
     is_counted = not syntax.has("noinc")
-    get_addresses = bind_mbarrier(syntax.operands[0], bind)
+    get_addresses = bind_mbarrier(syntax.operands[0], bind, names_own_block(syntax))
 
     def execute(wave: Wave) -> None:
         threads, addresses = active_threads(wave), get_addresses(wave)

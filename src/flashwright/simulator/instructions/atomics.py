@@ -89,6 +89,8 @@ def atomic(syntax: Instruction, bind: Binder) -> Execute:
     address, *values = operands
     count = next((int(m[1:]) for m in syntax.modifiers if m in _VECTORS), 1)
     columns = [elements_of(value) for value in values]
+    if len(values) != (2 if name == "cas" else 1):
+        raise Unsupported(f"{len(values)} values; .{name} needs {2 if name == 'cas' else 1}")
     for elements in [*columns, *([] if targets is None else [targets])]:
         if len(elements) != count:
             raise Unsupported(f"{len(elements)} elements in an operand; {count} are needed")

@@ -199,7 +199,7 @@ def _pack_integers(syntax: Instruction, bind: Binder) -> Execute:
 
 def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
     """Single precision to 10 bits of mantissa: .rna rounds ties away, .rn to even, .rz toward zero."""
-    mode = rounding_mode(syntax)
+    mode = rounding_mode(syntax, ("rna", "rn", "rz"))
     rectify, finite = syntax.has("relu"), syntax.has("satfinite")
     largest, infinity = np.uint32(0x7F7FE000), np.uint32(0x7F800000)
 
@@ -213,6 +213,8 @@ def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
         if finite:
             too_large = (rounded & np.uint32(0x7FFFFFFF)) == infinity
             rounded = np.where(too_large, largest | (rounded & np.uint32(0x80000000)), rounded)
+        if rectify:
+            rounded = np.where(np.isnan(a), np.uint32(0x7FFFE000), rounded)
         return rounded.astype(_U32)
 
     return bind.elementwise(syntax, compute, TYPES["b32"], TYPES["f32"])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from .. import numerics as num
-from ..binding import Binder, data_type
+from ..binding import Binder, check_operands, data_type
 from ..ptx.syntax import Instruction
 from ..ptx.types import TYPES, PtxType
-from ..registry import instruction
+from ..registry import Unsupported, instruction
 
 Execute = Callable[..., Any]
 Compute = Callable[..., Any]
@@ -20,8 +21,11 @@ Compute = Callable[..., Any]
 FLOATS = ("f32", "f64")
 
 
-def rounding_mode(syntax: Instruction) -> str:
-    return next((m for m in syntax.modifiers if m in num.ROUNDING_MODES), "rn")
+def rounding_mode(syntax: Instruction, allowed: tuple[str, ...] = ("rn", "rz", "rm", "rp")) -> str:
+    mode = next((m for m in syntax.modifiers if m in num.ROUNDING_MODES), "rn")
+    if mode not in allowed:
+        raise Unsupported(f"rounding mode .{mode}; allowed: {', '.join(f'.{name}' for name in allowed)}")
+    return mode
 
 
 def with_modifiers(syntax: Instruction, ptx_type: PtxType, compute: Compute) -> Compute:
@@ -110,6 +114,7 @@ def fma(syntax: Instruction, bind: Binder) -> Execute:
 @instruction("add", "sub", "mul", "fma", types=("f32x2",))
 def pairs(syntax: Instruction, bind: Binder) -> Execute:
     """Two singles in a register, each by itself."""
+    check_operands(syntax, 4 if syntax.root == "fma" else 3)
     single, pair = TYPES["f32"], TYPES["f32x2"]
     mode = rounding_mode(syntax)
     compute = _fused(single, mode) if syntax.root == "fma" else _binary(syntax.root, single, mode)
@@ -180,7 +185,7 @@ def min_max(syntax: Instruction, bind: Binder) -> Execute:
         for value in magnitudes[1:]:
             result = operation(result, value, propagate)
         if flip_sign:
-            sign = np.bitwise_xor.reduce([value.view(raw) for value in values]) & sign_bit
+            sign = reduce(np.bitwise_xor, (value.view(raw) for value in values)) & sign_bit
             result = (result.view(raw) ^ sign).view(ptx_type.dtype)
         return result
 

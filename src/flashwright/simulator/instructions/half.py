@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import numerics as num
-from ..binding import Binder, data_type
+from ..binding import Binder, check_operands, data_type
 from ..ptx.syntax import Instruction
 from ..ptx.types import TYPES
 from ..registry import Unsupported, instruction
@@ -50,8 +50,9 @@ class _Format:
         return (num.flush_subnormals_f16(result) if self.flush else result).view(_U16)
 
 
-def bind_halves(syntax: Instruction, bind: Binder, compute: Callable[..., Any]) -> Execute:
+def _bind_halves(syntax: Instruction, bind: Binder, sources: int, compute: Callable[..., Any]) -> Execute:
     """An elementwise instruction: ``compute`` gets f32 arrays and gives f32, or f64 rounded to odd."""
+    check_operands(syntax, 1 + sources)
     ptx_type = data_type(syntax)
     raw_type = TYPES[f"b{ptx_type.bits}"]
     format_ = _Format(ptx_type.name.startswith("bf16"), syntax.has("ftz"))
@@ -78,6 +79,7 @@ def bind_halves(syntax: Instruction, bind: Binder, compute: Callable[..., Any]) 
 
 def _mixed(syntax: Instruction, bind: Binder) -> Execute:
     """``add.f32.f16 d, a, c`` and ``fma.f32.f16 d, a, b, c``: c and d are of f32, the others of 16 bits."""
+    check_operands(syntax, 4 if syntax.root == "fma" else 3)
     f32, raw = TYPES["f32"], TYPES["b16"]
     widen = _Format(data_type(syntax).name == "bf16", flush=False).widen
     mode = rounding_mode(syntax)
@@ -98,7 +100,7 @@ def _mixed(syntax: Instruction, bind: Binder) -> Execute:
 def add_sub_mul(syntax: Instruction, bind: Binder) -> Execute:
     if syntax.has("f32") and syntax.root != "mul":
         return _mixed(syntax, bind)
-    return bind_halves(syntax, bind, {"add": np.add, "sub": np.subtract, "mul": np.multiply}[syntax.root])
+    return _bind_halves(syntax, bind, 2, {"add": np.add, "sub": np.subtract, "mul": np.multiply}[syntax.root])
 
 
 @instruction("fma", types=HALVES)
@@ -107,7 +109,7 @@ def fma(syntax: Instruction, bind: Binder) -> Execute:
         raise Unsupported("fma.oob")
     if syntax.has("f32"):
         return _mixed(syntax, bind)
-    return bind_halves(syntax, bind, num.exact_fma)
+    return _bind_halves(syntax, bind, 3, num.exact_fma)
 
 
 @instruction("min", "max", types=HALVES)
@@ -115,20 +117,20 @@ def min_max(syntax: Instruction, bind: Binder) -> Execute:
     operation = num.minimum if syntax.root == "min" else num.maximum
     propagate = syntax.has("NaN")
     if not syntax.has("xorsign"):
-        return bind_halves(syntax, bind, lambda a, b: operation(a, b, propagate))
+        return _bind_halves(syntax, bind, 2, lambda a, b: operation(a, b, propagate))
 
     def of_magnitudes(a: Any, b: Any) -> Any:
         result = operation(np.abs(a), np.abs(b), propagate)
         return np.where(np.signbit(a) != np.signbit(b), -result, result)
 
-    return bind_halves(syntax, bind, of_magnitudes)
+    return _bind_halves(syntax, bind, 2, of_magnitudes)
 
 
 @instruction("neg", "abs", types=HALVES)
 def neg_abs(syntax: Instruction, bind: Binder) -> Execute:
-    return bind_halves(syntax, bind, np.negative if syntax.root == "neg" else np.abs)
+    return _bind_halves(syntax, bind, 1, np.negative if syntax.root == "neg" else np.abs)
 
 
 @instruction("ex2", "tanh", types=HALVES)
 def approximations(syntax: Instruction, bind: Binder) -> Execute:
-    return bind_halves(syntax, bind, np.exp2 if syntax.root == "ex2" else np.tanh)
+    return _bind_halves(syntax, bind, 1, np.exp2 if syntax.root == "ex2" else np.tanh)

@@ -10,7 +10,7 @@ import numpy as np
 from ..binding import Binder, Getter, data_type, elements_of
 from ..memory.bytes import WIDTH_DTYPES
 from ..memory.generic import split_by_space
-from ..memory.windows import CALL_PARAMETER_BASE
+from ..memory.windows import CALL_PARAMETER_BASE, CLUSTER_SHARED
 from ..memory_order import ordered
 from ..ptx.syntax import Instruction, Operand, Register
 from ..ptx.types import PtxType
@@ -25,7 +25,9 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 
 def state_space(syntax: Instruction) -> str | None:
-    """The state space in the opcode; None for a generic access."""
+    """The state space in the opcode; None for a generic access. ``.shared`` alone is ``.shared::cta``."""
+    if syntax.has(CLUSTER_SHARED):
+        return CLUSTER_SHARED
     for modifier in syntax.modifiers:
         name = modifier.partition("::")[0]
         if name in SPACES:
@@ -36,7 +38,7 @@ def state_space(syntax: Instruction) -> str | None:
 def bind_location(syntax: Instruction, operand: Operand, width: int, bind: Binder) -> tuple[str | None, Getter]:
     """Where an access goes: its space (None: generic) and its addresses in it."""
     space = state_space(syntax)
-    if space in (None, "shared"):
+    if space in (None, "shared", CLUSTER_SHARED):
         bind.shared_widths.add(width)
     if space in (None, "global"):
         bind.global_widths.add(width)

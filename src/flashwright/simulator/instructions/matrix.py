@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..architecture import WARP_SIZE
-from ..binding import Binder, elements_of
+from ..binding import Binder, check_operands, elements_of
 from ..ptx.syntax import Instruction
 from ..ptx.types import TYPES
 from ..registry import Operation, Unsupported, instruction
@@ -47,6 +47,11 @@ def _parse(syntax: Instruction) -> tuple[int, bool]:
     return count, syntax.has("trans")
 
 
+def _check_registers(found: int, count: int) -> None:
+    if found != count:
+        raise Unsupported(f"{found} registers; .x{count} needs {count}")
+
+
 def _with_row_lanes(wave: Wave, count: int, access: Callable[[np.ndarray | slice], Any]) -> Any:
     """Call ``access`` with only the lanes active that supply rows: the first 8·count of each warp."""
     if count * _ROWS == WARP_SIZE:
@@ -63,7 +68,9 @@ def ldmatrix(syntax: Instruction, bind: Binder) -> Operation:
     space, get_address = bind_location(syntax, syntax.operands[1], _ROW_BYTES, bind)
     if space != "shared":
         raise Unsupported("ldmatrix outside of shared memory")
+    check_operands(syntax, 2)
     setters = [bind.active_destination(target, TYPES["b32"]) for target in elements_of(syntax.operands[0])]
+    _check_registers(len(setters), count)
 
     def execute(wave: Wave) -> None:
         warps = full_warps(wave)
@@ -93,7 +100,9 @@ def stmatrix(syntax: Instruction, bind: Binder) -> Operation:
     space, get_address = bind_location(syntax, syntax.operands[0], _ROW_BYTES, bind)
     if space != "shared":
         raise Unsupported("stmatrix outside of shared memory")
+    check_operands(syntax, 2)
     getters = [bind.source(source, TYPES["b32"]) for source in elements_of(syntax.operands[1])]
+    _check_registers(len(getters), count)
 
     def execute(wave: Wave) -> None:
         warps = full_warps(wave)

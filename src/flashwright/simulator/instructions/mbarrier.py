@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..architecture import WARP_SIZE
-from ..binding import Binder, Getter
+from ..binding import Binder, Getter, check_operands
 from ..memory.thread_memory import check_range
 from ..memory.windows import WINDOW_BASE, WINDOW_BITS
 from ..ptx.syntax import Address, Instruction, Operand, Sink
@@ -25,26 +25,37 @@ Execute = Callable[..., Any]
 _SHARED_BASE = np.int64(WINDOW_BASE["shared"])
 
 
-def bind_mbarrier(operand: Operand, bind: Binder) -> Callable[[Wave], np.ndarray]:
-    """Shared addresses of the mbarriers the active threads name, by a shared or a generic address."""
+def bind_mbarrier(operand: Operand, bind: Binder, is_own: bool = False) -> Callable[[Wave], np.ndarray]:
+    """Shared addresses of the mbarriers the active threads name, by a shared or a generic address.
+
+    ``is_own``: of their own blocks.
+    """
     get = bind.address(operand)
 
     def addresses(wave: Wave) -> np.ndarray:
         values = active_values(wave, get(wave))
         values = np.where(values >> WINDOW_BITS == _SHARED_BASE >> WINDOW_BITS, values - _SHARED_BASE, values)
-        check_range(wave, "shared", wave.clusters.offsets(values), MBARRIER_BYTES, "mbarrier", wave.shared.size)
+        offsets = wave.shared.own_offsets(wave, values, "mbarrier") if is_own else wave.clusters.offsets(values)
+        check_range(wave, "shared", offsets, MBARRIER_BYTES, "mbarrier", wave.shared.size)
         return values
 
     return addresses
+
+
+def names_own_block(syntax: Instruction) -> bool:
+    """Whether its address is one of ``.shared::cta``, which ``.shared`` alone means too."""
+    return syntax.has("shared") or syntax.has("shared::cta")
 
 
 def active_threads(wave: Wave) -> np.ndarray:
     return np.arange(wave.threads) if wave.lanes is None else wave.lanes
 
 
-def _per_thread(operands: tuple[Operand, ...], bind: Binder, act: Callable[..., None]) -> Operation:
+def _per_thread(syntax: Instruction, bind: Binder, values: int, act: Callable[..., None]) -> Operation:
     """``[address], value…``: ``act(mbarriers, thread, address, value…)`` for each active thread, in thread order."""
-    get_addresses = bind_mbarrier(operands[0], bind)
+    check_operands(syntax, 1 + values)
+    operands = syntax.operands
+    get_addresses = bind_mbarrier(operands[0], bind, names_own_block(syntax))
     getters: list[Getter] = [bind.source(value, TYPES["u32"]) for value in operands[1:]]
 
     def execute(wave: Wave) -> int:
@@ -60,17 +71,17 @@ def _per_thread(operands: tuple[Operand, ...], bind: Binder, act: Callable[..., 
 
 @instruction("mbarrier.init")
 def init(syntax: Instruction, bind: Binder) -> Operation:
-    return _per_thread(syntax.operands, bind, Mbarriers.initialise)
+    return _per_thread(syntax, bind, 1, Mbarriers.initialise)
 
 
 @instruction("mbarrier.inval")
 def inval(syntax: Instruction, bind: Binder) -> Operation:
-    return _per_thread(syntax.operands, bind, Mbarriers.invalidate)
+    return _per_thread(syntax, bind, 0, Mbarriers.invalidate)
 
 
 @instruction("mbarrier.expect_tx")
 def expect_tx(syntax: Instruction, bind: Binder) -> Operation:
-    return _per_thread(syntax.operands, bind, Mbarriers.expect_bytes)
+    return _per_thread(syntax, bind, 1, Mbarriers.expect_bytes)
 
 
 @instruction("mbarrier.complete_tx")
@@ -78,7 +89,7 @@ def complete_tx(syntax: Instruction, bind: Binder) -> Operation:
     def complete(mbarriers: Mbarriers, thread: int, address: int, amount: int) -> None:
         mbarriers.complete_bytes(mbarriers.find(thread, address), amount)
 
-    return _per_thread(syntax.operands, bind, complete)
+    return _per_thread(syntax, bind, 1, complete)
 
 
 @instruction("mbarrier.arrive", "mbarrier.arrive_drop")
@@ -90,7 +101,7 @@ def arrive(syntax: Instruction, bind: Binder) -> Operation:
     operands = list(syntax.operands)
     has_state = not isinstance(operands[0], Address)
     state = operands.pop(0) if has_state else Sink()
-    get_addresses = bind_mbarrier(operands[0], bind)
+    get_addresses = bind_mbarrier(operands[0], bind, names_own_block(syntax))
     get_value = bind.source(operands[1], TYPES["u32"]) if len(operands) > 1 else None
     put = bind.active_destination(state, TYPES["b64"])
 
@@ -128,7 +139,7 @@ def wait(syntax: Instruction, bind: Binder) -> Operation:
     or where a launch asks for spurious failures.
     """
     by_parity = syntax.has("parity")
-    get_addresses = bind_mbarrier(syntax.operands[1], bind)
+    get_addresses = bind_mbarrier(syntax.operands[1], bind, names_own_block(syntax))
     get_phase = bind.source(syntax.operands[2], TYPES["u32" if by_parity else "b64"])
     put = bind.destination(syntax.operands[0], TYPES["pred"])
 

@@ -74,6 +74,9 @@ def mma(syntax: Instruction, bind: Binder) -> Operation:
     blocks = depth // (_QUAD * a_type.elements)
     if len(a) != halves * blocks or len(b) != blocks:
         raise Unsupported(f"{len(a)} registers of A and {len(b)} of B; {halves * blocks} and {blocks} are needed")
+    accumulated = halves if d_type == "f16" else 2 * halves
+    if not len(target) == len(c) == accumulated:
+        raise Unsupported(f"{len(target)} registers of D and {len(c)} of C; {accumulated} are needed")
     fragments = _Fragments(bind, a, b, a_type, b_type, halves, blocks)
     flops = 2 * rows * 8 * depth
     if d_type == "f64":

@@ -9,24 +9,30 @@ import numpy as np
 
 from .shared_memory import SharedMemory
 from .thread_memory import ConstantMemory, LocalMemory
-from .windows import GLOBAL_BASE, SPACE_OF_WINDOW, WINDOW_BASE, WINDOW_BITS
+from .windows import CLUSTER_SHARED, GLOBAL_BASE, SPACE_OF_WINDOW, WINDOW_BASE, WINDOW_BITS
 
 if TYPE_CHECKING:
     from ..wave import Wave
 
 
+_REACHED = {"shared": CLUSTER_SHARED}
+
+
 def split_by_space(wave: Wave, addresses: np.ndarray) -> Iterator[tuple[str, np.ndarray | slice, np.ndarray]]:
-    """(space, positions among the active threads, addresses in that space) for each space in use."""
+    """(space, positions among the active threads, addresses in that space) for each space in use.
+
+    Shared memory is that of the cluster.
+    """
     windows = addresses >> WINDOW_BITS
     first = int(windows[0])
     if (windows == first).all():
         space = SPACE_OF_WINDOW.get(first, "global")
-        yield space, slice(None), addresses - WINDOW_BASE[space]
+        yield _REACHED.get(space, space), slice(None), addresses - WINDOW_BASE[space]
         return
     for window in np.unique(windows):
         positions = np.flatnonzero(windows == window)
         space = SPACE_OF_WINDOW.get(int(window), "global")
-        yield space, positions, addresses[positions] - WINDOW_BASE[space]
+        yield _REACHED.get(space, space), positions, addresses[positions] - WINDOW_BASE[space]
 
 
 def bytes_at(wave: Wave, thread: int, address: int, size: int) -> bytes:

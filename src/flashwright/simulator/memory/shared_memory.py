@@ -30,11 +30,9 @@ class SharedMemory:
     def locate(
         self, wave: Wave, addresses: np.ndarray, width: int, access: str, data: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Check and count the accesses of the active threads; a view and the index of each thread's item."""
-        if wave.clusters.size > 1:
-            if wave.clusters.are_remote(wave.active, addresses).any():
-                return self._locate_in_cluster(wave, addresses, width, access, data)
-            addresses = wave.clusters.offsets(addresses)
+        """Check and count accesses of the active threads to their own blocks; a view and the index of each thread's
+        item."""
+        addresses = self.own_offsets(wave, addresses, f"shared {access}")
         check_range(wave, "shared", addresses, width, access, self.size)
         wave.counters.count_shared(wave, addresses, width)
         wave.counters.count_bytes(wave, "shared", access, addresses.size * width)
@@ -42,28 +40,6 @@ class SharedMemory:
         if wave.hazards is not None:
             ordering = RELAXED if wave.ordering is None and access == "atomic" else wave.ordering
             wave.hazards.check(SharedAccess(access, width, addresses, flat, data, ordering))
-        view, index = self.store.views[width], flat >> WIDTH_SHIFT[width]
-        wave.spinning.watch(access, view, index)
-        return view, index
-
-    def _locate_in_cluster(
-        self, wave: Wave, addresses: np.ndarray, width: int, access: str, data: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Some threads access another block's memory. Those accesses are not checked for races."""
-        blocks, offsets = wave.clusters.targets(wave.active, addresses)
-        is_remote = blocks != wave.block_of_thread[wave.active]
-        for block in np.unique(blocks):
-            position = int(np.flatnonzero(blocks == block)[0])
-            self.check_running(wave, wave.thread_at(position), int(block), int(addresses[position]))
-        check_range(wave, "shared", offsets, width, access, self.size)
-        flat = offsets + blocks * self.stride
-        local = np.flatnonzero(~is_remote)
-        if local.size:
-            with wave.only(local):
-                self.locate(wave, addresses[local], width, access, None if data is None else data[local])
-        wave.counters.count_bytes(wave, "shared", access, int(np.count_nonzero(is_remote)) * width)
-        if wave.hazards is not None and access != "load":
-            wave.hazards.written_from_elsewhere(flat[is_remote], width)
         view, index = self.store.views[width], flat >> WIDTH_SHIFT[width]
         wave.spinning.watch(access, view, index)
         return view, index
@@ -95,3 +71,35 @@ class SharedMemory:
 
     def bases(self, wave: Wave) -> np.ndarray:
         return self.thread_base if wave.lanes is None else self.thread_base[wave.lanes]
+
+
+class ClusterSharedMemory:
+    """The shared memory of a cluster: what ``.shared::cluster`` and generic addresses reach."""
+
+    def __init__(self, shared: SharedMemory) -> None:
+        self._shared = shared
+
+    def locate(
+        self, wave: Wave, addresses: np.ndarray, width: int, access: str, data: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Like `SharedMemory.locate`, in every block. Accesses to other blocks are not checked for races."""
+        shared = self._shared
+        if wave.clusters.size == 1 or not wave.clusters.are_remote(wave.active, addresses).any():
+            return shared.locate(wave, addresses, width, access, data)
+        blocks, offsets = wave.clusters.targets(wave.active, addresses)
+        is_remote = blocks != wave.block_of_thread[wave.active]
+        for block in np.unique(blocks):
+            position = int(np.flatnonzero(blocks == block)[0])
+            shared.check_running(wave, wave.thread_at(position), int(block), int(addresses[position]))
+        check_range(wave, "shared", offsets, width, access, shared.size)
+        flat = offsets + blocks * shared.stride
+        local = np.flatnonzero(~is_remote)
+        if local.size:
+            with wave.only(local):
+                shared.locate(wave, addresses[local], width, access, None if data is None else data[local])
+        wave.counters.count_bytes(wave, "shared", access, int(np.count_nonzero(is_remote)) * width)
+        if wave.hazards is not None and access != "load":
+            wave.hazards.written_from_elsewhere(flat[is_remote], width)
+        view, index = shared.store.views[width], flat >> WIDTH_SHIFT[width]
+        wave.spinning.watch(access, view, index)
+        return view, index

@@ -14,6 +14,8 @@ WINDOW_BASE = {
     "const": 0x73 << WINDOW_BITS,
     "param": 0x74 << WINDOW_BITS,
 }
+# The part of a space that is one more: generic addresses in the window of shared memory are of the cluster's.
+CLUSTER_SHARED = "shared::cluster"
 SPACE_OF_WINDOW = {base >> WINDOW_BITS: space for space, base in WINDOW_BASE.items() if base}
 # Parameters of device functions are kept in local memory. In the param space their addresses start here, above
 # those of any kernel parameter.
