@@ -8,7 +8,7 @@ first of each problem is timed twice, as two candidates: their difference is the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
 from itertools import product
@@ -61,6 +61,18 @@ class Pair:
     first: FlashForwardKernelConfig
     second: FlashForwardKernelConfig
     expected: Expected
+
+    @property
+    def change(self) -> str:
+        """The knob that is turned, and how: `K_mma_load_K_tiles: 0 → 2`."""
+        names = (field.name for field in fields(self.first))
+        (turned,) = (name for name in names if getattr(self.first, name) != getattr(self.second, name))
+        old, new = (_value(getattr(config, turned)) for config in (self.first, self.second))
+        return f"{turned}: {old} → {new}"
+
+
+def _value(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
