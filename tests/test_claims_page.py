@@ -72,6 +72,10 @@ def test_a_result_fills_the_page_with_figures_and_verdicts(tree):
     )
     assert "| – | – | – | RuntimeError: too hot | – |" in text
     assert stale_pages(read_inputs(tree)) == []
+    knob = (tree / "docs/knobs/eager_load_blocks.md").read_text("utf-8")
+    verdict = "holds in 3 of 8 conditions (in none of 5 that should be faster, all 3 that should gain little)"
+    verdict += "; 1.00 to 1.00 × the speed without"
+    assert f"- [Eager loading by length](../claims.md#eager-loading-by-length): {verdict}" in knob
 
 
 def test_the_page_says_which_gpus_were_not_timed_and_how_to_tune():

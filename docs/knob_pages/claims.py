@@ -34,17 +34,32 @@ def claims_summary(results: ClaimResults | None) -> str:
     return f"{lines}\n\n{_conditions(results)}"
 
 
+def claim_verdicts(results: ClaimResults | None, titles: str) -> str:
+    """`TITLE ;; TITLE`: a line per claim, on a knob's page."""
+    lines = []
+    for claim in (_claim(title.strip()) for title in titles.split(";;")):
+        found = [] if results is None else findings(results, claim)
+        said = f"{verdict(found)}; {_range(found)} × the speed without" if found else "not measured yet"
+        lines.append(f"- [{claim.title}](../claims.md#{_anchor(claim)}): {said}")
+    return "\n".join(lines)
+
+
 def claim_table(results: ClaimResults | None, title: str) -> str:
     """Every condition of one claim, with its figures."""
-    claim = next((claim for claim in claims() if claim.title == title), None)
-    if claim is None:
-        raise ValueError(f"no claim is called {title!r}; allowed: {'; '.join(each.title for each in claims())}")
+    claim = _claim(title)
     if results is None:
         return f"{claim.statement}\n\n{NOT_MEASURED}"
     found = findings(results, claim)
     rows = [_row(pair, each) for pair, each in zip(claim.pairs, found, strict=True)]
     header = ["condition", "claimed", "TFLOP/s without", "TFLOP/s with", "relative", "found", "verdict"]
     return f"{claim.statement}\n\n{table(header, rows, 2)}\n\nVerdict: {verdict(found)}."
+
+
+def _claim(title: str) -> Claim:
+    claim = next((claim for claim in claims() if claim.title == title), None)
+    if claim is None:
+        raise ValueError(f"no claim is called {title!r}; allowed: {'; '.join(each.title for each in claims())}")
+    return claim
 
 
 def _row(pair: Pair, found: Found | str) -> list[str]:

@@ -26,7 +26,7 @@ from flashwright.workbench.ladder import Ladder
 
 from .accuracy import SimulatedErrors, accuracy_renderers
 from .blocks import Renderer
-from .claims import claim_table, claims_summary
+from .claims import claim_table, claim_verdicts, claims_summary
 from .distributed import distributed_renderers
 from .instruction_coverage import coverage_table
 from .kernel_facts import ARCH, FactsFile, KernelFacts
@@ -106,6 +106,7 @@ def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[st
         "ampere-table": lambda dtype: ampere_table(inputs.ampere_grids[dtype]),
         "claims": lambda _: claims_summary(inputs.claims),
         "claim": partial(claim_table, inputs.claims),
+        "claim-verdicts": partial(claim_verdicts, inputs.claims),
         "instruction-coverage": lambda _: coverage_table(),
         "hopper-index": lambda _: _hopper_index(inputs),
         "hopper-bases": lambda _: _bases(HOPPER),

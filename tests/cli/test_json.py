@@ -23,7 +23,7 @@ COMMANDS = {
     "simulate/1": ("simulate", CONFIG, "--rows", "64"),
     "check/1": ("check", str(ROOT / "tests/simulator/data/nvcc_saxpy.ptx"), "--block", "64", "--arg", "ones:f32:64",
                 "--arg", "ones:f32:64", "--arg", "f32:3", "--arg", "i32:64"),
-    "tune/1": ("tune", "--d-head", "64", "--quick", "--limit", "1"),
+    "tune/1": ("tune", "--d-head", "64", "--quick", "--limit", "1", "--dry-run"),
     "tune-show/1": ("tune", "show", "--shipped"),
     "bench/2": ("bench", "--from", str(RESULTS / "bench_h200_bf16.json")),
     "warm-up/1": ("warm-up", "--head-dim", "64", "--arch", "sm_80", "--no-causal"),

@@ -114,7 +114,8 @@ def test_a_faster_kernel_is_as_claimed_where_the_claim_is_that_it_is_faster(meas
     assert all(isinstance(each, Found) and each.outcome is Outcome.FASTER and each.ratio == 2 for each in found)
     judged = {each.pair.expected: each.is_as_claimed for each in found if isinstance(each, Found)}
     assert judged == {Expected.NO_GAIN: False, Expected.NOTHING: None, Expected.FASTER: True}
-    assert verdict(found) == "holds in 5 of 8 conditions"
+    sides = "in all 5 that should be faster, none of 3 that should gain little"
+    assert verdict(found) == f"holds in 5 of 8 conditions ({sides})"
 
 
 def test_a_slower_kernel_is_as_claimed_where_no_gain_is_claimed(measured):
@@ -124,6 +125,13 @@ def test_a_slower_kernel_is_as_claimed_where_no_gain_is_claimed(measured):
         Expected.NO_GAIN: True,
         Expected.FASTER: False,
     }
+
+
+@pytest.mark.parametrize(("ratio", "as_claimed"), [(0.8, True), (1.04, True), (1.06, False)])
+def test_a_gain_of_a_few_percent_is_little(ratio, as_claimed):
+    short = claims()[0].pairs[0]
+    outcome = Outcome.FASTER if ratio > 1 else Outcome.SLOWER
+    assert Found(short, (1.0, ratio), ratio, outcome).is_as_claimed is as_claimed
 
 
 def test_differences_within_the_spread_are_none(measured):
@@ -169,5 +177,5 @@ def test_the_script_measures_writes_and_prints(tmp_path, monkeypatch, capsys):
     assert written.cells
     assert written.environment["rounds"] == 4
     lines = capsys.readouterr().out.splitlines()
-    assert "Eager loading by length: holds in 5 of 8 conditions" in lines
+    assert f"Eager loading by length: {verdict(findings(written, claims()[0]))}" in lines
     assert lines[-1] == "the same kernel timed twice differs by up to 0.5%"

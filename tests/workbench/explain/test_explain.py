@@ -23,11 +23,13 @@ from explain_cases import (
 
 from flashwright import parse_kernel_name_into_config
 from flashwright.kernels.forward.ampere import explain as ampere
+from flashwright.workbench.bench.claims import ClaimResults, claims
 from flashwright.workbench.bench.knob_effects import LENGTHS, bases, effect, read_knob_effects
-from flashwright.workbench.explain import explain_config, gather
+from flashwright.workbench.bench.results import CellResult, Measurement
+from flashwright.workbench.explain import explain_config, gather, measured
 from flashwright.workbench.explain.facts import Flight, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
-from flashwright.workbench.explain.measured import ROOT, measured_effects
+from flashwright.workbench.explain.measured import CLAIMS, EFFECTS, ROOT, measured_effects
 from flashwright.workbench.explain.page import config_page
 from flashwright.workbench.explain.report import differences, is_better, sections, shown_difference
 
@@ -438,13 +440,24 @@ def test_a_config_of_the_committed_results_has_its_measured_effect():
     """Rule 5 excludes it, and a result file holds its speed beside the kernel that the rule keeps."""
     (base, *_) = bases()
     (turn,) = [turn for turn in base.turns_of("Q_mma_load_K_tiles") if turn.config]
-    found = measured_effects(turn.config)
+    found = [each for each in measured_effects(turn.config) if each.file == EFFECTS]
     assert [(each.base, each.change, each.rows) for each in found] == [
         ("early", "Q_mma_load_K_tiles: 0 → 2", length) for length in LENGTHS
     ]
     committed = effect(read_knob_effects(ROOT / found[0].file), base, turn.config, LENGTHS[0])
     assert found[0].times_base == committed.times_base
     assert "H200" in found[0].gpu
+
+
+def test_a_config_of_the_documents_claims_has_its_measured_effect(monkeypatch):
+    claim = claims()[1]
+    pair = claim.pairs[0]
+    times = {str(pair.first): 3.0, str(pair.second): 2.0}
+    cell = CellResult(pair.cell, {name: Measurement(ms, 10.0, 1e-3) for name, ms in times.items()}, {})
+    monkeypatch.setattr(measured, "_committed_claims", lambda: ClaimResults({"gpu": "Fake"}, (cell,)))
+    (found,) = (each for each in measured_effects(pair.second) if each.file == CLAIMS)
+    assert (found.base_config, found.times_base, found.rows) == (str(pair.first), 1.5, 4096)
+    assert found.change == "mma_double_buffer_loads: off → on"
 
 
 def test_a_config_that_nobody_timed_has_no_measured_effect():
