@@ -115,9 +115,6 @@ def _run_on_simulator(
         max_lengths=(0, 0) if packed is None else packed[1:],
     )
     gradients = (simulated.dq, simulated.dk, simulated.dv)
-    if known_starts is not None:
-        for gradient, each in zip(gradients, (known_starts[0], *2 * (known_starts[1],)), strict=True):
-            gradient[:, :, : each[0]] = gradient[:, :, each[-1] :] = 0
     if isinstance(q, np.ndarray):
         return gradients
     dq, dk, dv = (as_torch(gradient, q.dtype) for gradient in gradients)

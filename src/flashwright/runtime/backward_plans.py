@@ -222,8 +222,6 @@ class BackwardArrangement:
             words[plan.dlse] = dlse.data_ptr()
         if starts is not None:
             words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
-            for gradient in tensors[5:]:
-                gradient.zero_()  # no kernel writes the rows of no sequence
         index = plan.device_index
         stream = torch._C._cuda_getCurrentRawStream(index)
         if index == torch._C._cuda_getDevice():

@@ -343,7 +343,8 @@ class Arrangement:
         words[plan.o] = o_address
         lse = None
         if plan.returns_lse:
-            lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+            batch, heads, rows, _ = q.shape  # PyTorch takes numbers faster than a shape
+            lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
             words[plan.lse] = lse.data_ptr()
         if starts is not None:
             words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()

@@ -261,7 +261,7 @@ def test_packed_sequences_are_differentiated_apart(config, case):
 
 @FAMILIES
 @pytest.mark.parametrize("case", UNOWNED_ROWS.values(), ids=list(UNOWNED_ROWS))
-def test_rows_and_keys_of_no_sequence_are_not_touched(config, case):
+def test_rows_and_keys_of_no_sequence_have_gradients_of_0(config, case):
     before, behind, lengths = case
     check_packed_backward(config, lengths, heads=(2, 2), rows_before=before, rows_behind=behind)
 

@@ -34,18 +34,16 @@ template <int static_row_stride = 0> struct OutputRows {
     }
 };
 
-// Rows of packed tensors before the first sequence and behind the last: their O is zero, their log-sum-exp minus
-// infinity. All warps given, in all thread blocks, share them, a row at a time; usually there are none.
+// Rows of no packed sequence: their O is zero, their log-sum-exp minus infinity. All warps given, in all thread blocks,
+// share them, a row at a time.
 template <int columns> DEVICE void clear_rows_of_no_sequence(const ForwardArguments &args, int warp, int warps) {
     constexpr int vectors = columns / vector_elements;
-    const int rows_before = clamp(args.q_starts[0], 0, args.q_length);
-    const int behind = clamp(args.q_starts[args.batches], rows_before, args.q_length);
-    const int rows = rows_before + args.q_length - behind;
+    const RowsOfNoSequence rows(args.q_starts, args.batches, args.q_length);
     const int64 O_stride = row_stride_bytes<0>(args.O);
     const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
     const int blocks = gridDim.x * gridDim.y * gridDim.z;
-    for (int i = block * warps + warp; i < rows; i += blocks * warps) {
-        const int row = i < rows_before ? i : behind + i - rows_before;
+    for (int i = block * warps + warp; i < rows.count; i += blocks * warps) {
+        const int row = rows.row(i);
         for (int head = 0; head < args.q_heads; ++head) {
             char *O = head_start(args.O, 0, head) + row * O_stride;
             for (int vector = lane_index(); vector < vectors; vector += warp_threads)

@@ -22,6 +22,16 @@ struct Sequence {
     }
 };
 
+// Rows of packed tensors before the first sequence and behind the last. Usually there are none.
+struct RowsOfNoSequence {
+    int before, behind, count;
+
+    DEVICE RowsOfNoSequence(const int *starts, int sequences, int rows)
+        : before(clamp(starts[0], 0, rows)), behind(clamp(starts[sequences], before, rows)),
+          count(before + rows - behind) {}
+    DEVICE int row(int index) const { return index < before ? index : behind + index - before; }
+};
+
 // The head of K and V that a head of Q attends to.
 DEVICE int kv_head(const ForwardArguments &args, int q_head) {
     return variant::grouped_heads ? q_head / args.q_heads_per_kv_head : q_head;

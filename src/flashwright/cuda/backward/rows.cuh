@@ -90,10 +90,30 @@ template <int> __global__ void __launch_bounds__(row_kernel_threads)
         Turn::counters(args, tile.padded / cfg::B_r)[threadIdx.x] = 0;
 }
 
+// Rows of no packed sequence: their gradients are zero. The thread blocks of a head share them.
+DEVICE void clear(const TensorView &tensor, int head, const RowsOfNoSequence &rows) {
+    constexpr int vectors = tensor_columns / vector_elements;
+    for (int i = blockIdx.x; i < rows.count; i += gridDim.x) {
+        char *row = head_start(tensor, 0, head) + rows.row(i) * tensor.row_stride * element_bytes;
+        for (int vector = threadIdx.x; vector < vectors; vector += row_kernel_threads)
+            store_global_16B(row + vector * vector_bytes, Vector16B{});
+    }
+}
+
 // After: dQ, rounded. A thread has 8 columns of two rows at a time.
 template <int> __global__ void __launch_bounds__(row_kernel_threads)
     backward_dq_kernel(const __grid_constant__ BackwardArguments args) {
     const QueryTile tile(args);
+    if constexpr (variant::variable_lengths) {
+        const ForwardArguments &forward = args.forward;
+        clear(args.dQ, tile.head, RowsOfNoSequence(forward.q_starts, forward.batches, forward.q_length));
+        const int kv_head = tile.head / forward.q_heads_per_kv_head;
+        if (tile.head == kv_head * forward.q_heads_per_kv_head) {
+            const RowsOfNoSequence keys(forward.kv_starts, forward.batches, forward.kv_length);
+            clear(args.dK, kv_head, keys);
+            clear(args.dV, kv_head, keys);
+        }
+    }
     if (!tile.exists())
         return;
     constexpr int quads = warp_threads / 4;
