@@ -208,9 +208,10 @@ def test_the_shapes_of_a_hopper_config_by_hand():
 
 
 def test_what_dq_takes_in_shared_memory_by_hand():
-    """64 × 128 sums on their way; or K of the other thread block's 128 keys, and dS of one of its steps."""
+    """64 × 128 sums on their way, each warpgroup's half with barriers of its own; or K of the other thread block's 128
+    keys, and dS of one of its steps."""
     plain = HopperBackwardShapes(HOPPER).shared_bytes
-    assert HopperBackwardShapes(replace(HOPPER, bulk_dQ=True)).shared_bytes == plain + 4 * 64 * 128
+    assert HopperBackwardShapes(replace(HOPPER, bulk_dQ=True)).shared_bytes == plain + 4 * 64 * 128 + 16
     assert HopperBackwardShapes(replace(HOPPER, paired=True)).shared_bytes == plain + 2 * 16_384 + 2 * 8_192
 
 

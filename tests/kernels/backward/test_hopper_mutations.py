@@ -142,13 +142,16 @@ MUTATIONS = {
         run_bulk, no_wait("slot.wait_until_full(place.lap);", "race", "uninitialised-shared")
     ),
     "dQ is released before the copy engine has read it": Mutation(
-        "bulk_wait_until_read();", r"cp\.async\.bulk\.wait_group", set(OVERWRITTEN), run=run_bulk
+        "bulk_wait_until_read<cfg::n_consumers - 1 - part>();",
+        r"cp\.async\.bulk\.wait_group",
+        set(OVERWRITTEN),
+        run=run_bulk,
     ),
     "no proxy fence after dQ is written": Mutation(
         "fence_async_proxy();", r"fence\.proxy", {"proxy-fence"}, "add_dQ(", run=run_bulk
     ),
     "nobody says that dQ is written": by(run_bulk, no_release("mbarrier_arrive(slot.full);")),
-    "nobody says that dQ has been read": by(run_bulk, no_release("mbarrier_arrive(slot.empty);")),
+    "nobody says that dQ has been read": by(run_bulk, no_release("mbarrier_arrive(shared.dQ(part).empty);")),
     "dS of the other thread block is multiplied before it has arrived": by(
         run_pair, no_wait("shared.received_slot(step).wait_until_full(", "race", "async-copy")
     ),

@@ -343,9 +343,9 @@ struct Consumer {
         pin_registers(dQ[0]);
         release_weights(step);
         if constexpr (cfg::bulk_dQ) {
-            const Slot slot = shared.dQ();
+            const Slot slot = shared.dQ(warpgroup);
             slot.wait_until_empty(TurnPlace::after(step).lap);
-            Sums::store(slot.data, dQ);
+            Sums::store(shared.dQ(0).data, dQ);
             fence_async_proxy();
             __syncwarp(); // the first lane speaks for all
             if (lane_index() == 0)

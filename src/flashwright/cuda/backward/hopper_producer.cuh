@@ -95,24 +95,37 @@ DEVICE Turn turn_of(const HopperArguments &args, const Work &work, const QuerySt
                                                                shape::shares_columns ? rank_in_cluster() : 0);
 }
 
-// Has the copy engine add each block of dQ that the consumers leave in shared memory.
+// Gives each part of dQ back as soon as the copy engine has read it.
+template <int part = 0> DEVICE void free_parts_of_dQ(const SharedMemory &shared) {
+    if constexpr (part < cfg::n_consumers) {
+        bulk_wait_until_read<cfg::n_consumers - 1 - part>();
+        mbarrier_arrive(shared.dQ(part).empty);
+        free_parts_of_dQ<part + 1>(shared);
+    }
+}
+
+// Has the copy engine add each block of dQ that the consumers leave in shared memory, a warpgroup's part at a time: none
+// waits for another.
 DEVICE void add_blocks_of_dQ(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
     const QuerySteps<Work> query_steps{args.backward, work};
     const int steps = work.steps(args.backward);
-    const Slot slot = shared.dQ();
     TurnPlace place;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         const QueryStep at = query_steps.at(step);
         const Turn turn = turn_of(args, work, at);
         const int64 row = padded_row<cfg::B_r>(args.backward, work.sequence, at.head, work.tile.batch) + at.first_row;
-        slot.wait_until_full(place.lap);
         if constexpr (cfg::ordered)
             turn.wait();
-        bulk_add_floats(args.backward.dQ_sums + row * cfg::d_head, slot.data, shape::dQ_bytes);
-        bulk_commit_group();
-        bulk_wait_until_read();
-        mbarrier_arrive(slot.empty);
+#pragma unroll
+        for (int part = 0; part < cfg::n_consumers; ++part) {
+            const Slot slot = shared.dQ(part);
+            slot.wait_until_full(place.lap);
+            bulk_add_floats(args.backward.dQ_sums + row * cfg::d_head + part * (shape::dQ_part_bytes / (int)sizeof(float)),
+                            slot.data, shape::dQ_part_bytes);
+            bulk_commit_group();
+        }
+        free_parts_of_dQ(shared);
         if constexpr (cfg::ordered) {
             bulk_wait_until_added();
             turn.pass();

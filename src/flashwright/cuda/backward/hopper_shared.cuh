@@ -74,8 +74,12 @@ struct SharedMemory {
     }
     // Full: it is this thread block's turn to add to dQ. Empty: it has added.
     DEVICE Slot turn() const { return slot(0, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
-    // A block of dQ on its way to its sums, where the copy engine adds it. Consumers have no turns then.
-    DEVICE Slot dQ() const { return slot(shape::dQ_offset, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
+    // A warpgroup's part of a block of dQ on its way to its sums, where the copy engine adds it. Consumers have no turns
+    // then.
+    DEVICE Slot dQ(int warpgroup) const {
+        return slot(shape::dQ_offset + warpgroup * shape::dQ_part_bytes,
+                    2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, warpgroup);
+    }
     // Full: dS of a step, and P if it is in shared memory, are written. Empty: they have been read, in both thread blocks
     // of a pair.
     DEVICE Slot weights(int step) const { return slot(0, weights_barriers, step % 2); }
@@ -112,8 +116,10 @@ struct SharedMemory {
         for (int stage = 0; stage < cfg::dO_stages; ++stage)
             dO(stage).init_barriers(consumer_warps);
         if constexpr (cfg::bulk_dQ) {
-            mbarrier_init(dQ().full, consumer_warps);
-            mbarrier_init(dQ().empty, 1);
+            for (int warpgroup = 0; warpgroup < cfg::n_consumers; ++warpgroup) {
+                mbarrier_init(dQ(warpgroup).full, consumer_warps / cfg::n_consumers);
+                mbarrier_init(dQ(warpgroup).empty, 1);
+            }
         } else {
             turn().init_barriers(consumer_warps);
         }
@@ -129,7 +135,7 @@ struct SharedMemory {
     }
 
   private:
-    static constexpr int weights_barriers = 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages + 1;
+    static constexpr int weights_barriers = 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages + shape::dQ_slots;
 
     DEVICE Slot slot(uint32 data_offset, int first_barriers, int index) const {
         return Slot::at(base + data_offset,

@@ -227,6 +227,16 @@ class HopperBackwardShapes:
         return 4 * self.config.B_r * self.config.d_head
 
     @property
+    def dQ_part_bytes(self) -> int:
+        """Of a warpgroup's part of it."""
+        return self.dQ_bytes // self.config.n_consumers
+
+    @property
+    def dQ_slots(self) -> int:
+        """Parts of dQ that are handed over apart, or one turn for all consumers."""
+        return self.config.n_consumers if self.config.bulk_dQ else 1
+
+    @property
     def received_offset(self) -> int:
         """Of dS of the other thread block."""
         return self.dQ_offset + (self.dQ_bytes if self.config.bulk_dQ else 0)
@@ -265,7 +275,7 @@ class HopperBackwardShapes:
 
     @cached_property
     def shared_bytes(self) -> int:
-        pairs = 3 * self.key_groups + self.config.Q_stages + self.config.dO_stages + 1 + 2 * WEIGHT_STAGES
+        pairs = 3 * self.key_groups + self.config.Q_stages + self.config.dO_stages + self.dQ_slots + 2 * WEIGHT_STAGES
         return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
 
     @property
