@@ -101,7 +101,7 @@ def set_launch_order(config: Any, reverse: bool, patch: pytest.MonkeyPatch) -> N
     name = "attention/key_tile.cuh"
     orders = {
         "kv_group = group % groups;": "kv_group = groups - 1 - group % groups;",
-        "kv_group = groups - 1 - place / at_once;": "kv_group = place / at_once;",
+        "kv_group = ordered ? groups - 1 - turn : turn;": "kv_group = ordered ? turn : groups - 1 - turn;",
     }
     for order, other in orders.items():
         assert order in headers[name], "blocks of keys are dealt in another way; has the kernel changed?"

@@ -77,7 +77,7 @@ def test_the_short_form_and_the_kernel_name_parse_back(config):
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+ordered",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+bulk_dQ",
-        "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+paired+ordered",
+        "hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired+ordered",
     ],
 )
 def test_the_mangled_name_of_a_compiled_kernel_parses_back(text):
@@ -208,10 +208,9 @@ def test_the_shapes_of_a_hopper_config_by_hand():
 
 
 def test_what_dq_takes_in_shared_memory_by_hand():
-    """64 × 128 sums on their way; or K of the other thread block's 128 keys, and dS of one of its steps."""
+    """64 × 128 sums on their way, each warpgroup's half with barriers of its own."""
     plain = HopperBackwardShapes(HOPPER).shared_bytes
-    assert HopperBackwardShapes(replace(HOPPER, bulk_dQ=True)).shared_bytes == plain + 4 * 64 * 128
-    assert HopperBackwardShapes(replace(HOPPER, paired=True)).shared_bytes == plain + 2 * 16_384 + 2 * 8_192
+    assert HopperBackwardShapes(replace(HOPPER, bulk_dQ=True)).shared_bytes == plain + 4 * 64 * 128 + 16
 
 
 def test_two_thread_blocks_share_the_columns_of_dq_where_p_is_in_shared_memory():
@@ -278,8 +277,12 @@ REFUSED = {
         "paired: two thread blocks share dQ's 256 columns in 2 parts; each needs 64",
     ),
     "hopper: dQ of two thread blocks": (
-        "hopper backward (BF16, 64, 64, 64, 1): stages_2_2+register_P+bulk_dQ+paired",
+        "hopper backward (BF16, 256, 64, 64, 2): stages_1_1+bulk_dQ+paired",
         "paired: bulk_dQ is on",
+    ),
+    "hopper: P of two thread blocks": (
+        "hopper backward (BF16, 128, 64, 64, 1): stages_2_2+register_P+paired",
+        "paired: P_in_registers is on",
     ),
     "hopper: shared memory": (
         "hopper backward (BF16, 256, 64, 64, 2): stages_3_3",

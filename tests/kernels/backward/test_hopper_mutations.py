@@ -31,7 +31,7 @@ CONFIG = parse_config("hopper backward (FP16, 64, 64, 64, 1): stages_2_1+registe
 SHARED_P = parse_config("hopper backward (FP16, 128, 64, 64, 2): stages_2_2")
 TWO_GROUPS = replace(CONFIG, B_r=128, B_c=128, n_consumers=2, dO_stages=2)
 BULK = replace(CONFIG, bulk_dQ=True)
-PAIRED = replace(CONFIG, paired=True)
+PAIRED = parse_config("hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired")
 
 
 @cache
@@ -58,7 +58,7 @@ def run_bulk() -> None:
 
 def run_pair() -> None:
     """Of thread blocks, each with several blocks of dQ to add to."""
-    check_backward(PAIRED, problem(384, 128))
+    check_backward(PAIRED, problem(384, 128, 128))
 
 
 def run_packed() -> None:
@@ -113,9 +113,9 @@ MUTATIONS = {
     "S is used before it is there": no_wgmma_wait("wgmma_wait_group<products_behind + 1>();"),
     "dP is used before it is there": no_wgmma_wait("wgmma_wait_group<products_behind>();"),
     "dK is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish_dK(step);"),
-    "dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<1>();", "this->step<true>(step);"),
+    "dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<1>();", "this->step(step);"),
     "dV is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "begin();"),
-    "dQ of the last step is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish<true>("),
+    "dQ of the last step is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish(steps - 1);"),
     "with P in shared memory dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<2>();", run=run_shared_P),
     "the products of S are no group": no_group_of("// @product S"),
     "the products of dP are no group": no_group_of("// @product dP"),
@@ -142,13 +142,16 @@ MUTATIONS = {
         run_bulk, no_wait("slot.wait_until_full(place.lap);", "race", "uninitialised-shared")
     ),
     "dQ is released before the copy engine has read it": Mutation(
-        "bulk_wait_until_read();", r"cp\.async\.bulk\.wait_group", set(OVERWRITTEN), run=run_bulk
+        "bulk_wait_until_read<cfg::n_consumers - 1 - part>();",
+        r"cp\.async\.bulk\.wait_group",
+        set(OVERWRITTEN),
+        run=run_bulk,
     ),
     "no proxy fence after dQ is written": Mutation(
         "fence_async_proxy();", r"fence\.proxy", {"proxy-fence"}, "add_dQ(", run=run_bulk
     ),
     "nobody says that dQ is written": by(run_bulk, no_release("mbarrier_arrive(slot.full);")),
-    "nobody says that dQ has been read": by(run_bulk, no_release("mbarrier_arrive(slot.empty);")),
+    "nobody says that dQ has been read": by(run_bulk, no_release("mbarrier_arrive(shared.dQ(part).empty);")),
     "dS of the other thread block is multiplied before it has arrived": by(
         run_pair, no_wait("shared.received_slot(step).wait_until_full(", "race", "async-copy")
     ),
@@ -198,7 +201,10 @@ def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
 SHARED, SUMS = "backward/hopper_shared.cuh", "backward/dq_sums.cuh"
 SOURCE_MUTATIONS = {
     "dS has one stage": SourceMutation(
-        SHARED, {"(step % 2 * shape::key_groups + group)": "group"}, run_several_steps, {"race", "wgmma"}
+        SHARED,
+        {"(step % shape::weight_stages * shape::key_groups + group)": "group"},
+        run_several_steps,
+        {"race", "wgmma"},
     ),
     "P has one stage": SourceMutation(
         SHARED,

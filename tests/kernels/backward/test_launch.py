@@ -88,6 +88,13 @@ def test_a_thread_block_for_each_block_of_keys(config):
 
 
 @FAMILIES
+@pytest.mark.parametrize(("keys", "at_once"), [(8192, 4), (2048, 16), (512, 32), (65536, 1)])
+def test_heads_take_turns_until_each_of_132_multiprocessors_has_two_blocks_of_keys(config, keys, at_once):
+    found = launch(config, tensors((2, 32, 64, 128), (2, 16, keys, 128)))
+    assert found.arguments.pairs_at_once == at_once  # of 32 heads of keys
+
+
+@FAMILIES
 def test_packed_sequences_are_found_by_their_first_row(config):
     packed = PackedSequences(3, 0x2000, 0x3000, 200, 100)
     found = launch(config, tensors((1, 4, 300, 128), (1, 2, 250, 128)), packed=packed)

@@ -36,8 +36,8 @@ AMPERE_WIDE_PAIRS = "ampere backward (BF16, 128, 64, 64, 8): stages_1_1+parts_2+
 HOPPER = "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P"
 HOPPER_PAIR = "hopper backward (BF16, 128, 64, 64, 2): stages_2_2"
 """Two warpgroups share keys: P goes through shared memory."""
-HOPPER_CLUSTER = "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+paired"
-"""Two thread blocks add every other block of dQ."""
+HOPPER_CLUSTER = "hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired"
+"""Two thread blocks add half of the columns of dQ each."""
 FAMILIES = pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
 
@@ -132,13 +132,13 @@ CASES = {
     ),
     "a block of dQ from two thread blocks": (
         HOPPER_CLUSTER,
-        (2, 4, 2, 150, 100, 64),
+        (2, 4, 2, 150, 100, 128),
         AttentionOptions(CAUSAL),
         True,
     ),
     "one block of queries for two thread blocks, the second without keys": (
         HOPPER_CLUSTER,
-        (1, 1, 1, 60, 50, 64),
+        (1, 1, 1, 60, 50, 96),
         AttentionOptions(softcap=2.0),
         False,
     ),

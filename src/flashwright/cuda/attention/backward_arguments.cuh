@@ -15,7 +15,7 @@ struct BackwardArguments {
     int *turns;      // how many blocks of keys have added to each block of dQ, where they do so in order
     int padded_rows;
     int kv_blocks; // of a sequence, or slots of all packed ones
-    // Heads of K and V, of all batches, that are under way together where blocks of keys add to dQ in order.
+    // Heads of K and V, of all batches, whose blocks of keys take turns at thread blocks, where they do.
     int pairs_at_once;
     // What gradients of scores are multiplied by to be those of products q·k.
     float gradient_scale;

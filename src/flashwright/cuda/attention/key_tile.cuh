@@ -10,21 +10,24 @@ struct KeyTile {
 };
 
 // The tile of a thread block. Those of one head and batch are neighbours, so that they share Q and dO in the cache. Where
-// they add to dQ in order, those of later keys begin first, and `pairs_at_once` heads and batches take turns: few blocks
-// of keys of each are under way at a time, and seldom wait for each other. Blocks of keys that work together belong to
-// neighbouring thread blocks. Packed sequences of a head stand in one line, as a batch of one would (see `PackedLine`).
+// a mask leaves earlier keys more queries than later ones, or blocks of keys add to dQ in order, `pairs_at_once` heads and
+// batches take turns. With a mask the blocks with most queries begin first, so that none of those is left to the end. In
+// order those of later keys begin first; few of each head and batch are under way at a time, and seldom wait for each
+// other. Blocks of keys that work together belong to neighbouring thread blocks. Packed sequences of a head stand in one
+// line, as a batch of one would (see `PackedLine`).
 template <bool ordered, int block_keys, int together = 1>
 DEVICE KeyTile key_tile_of_block(const BackwardArguments &args, int block) {
     const int heads = args.forward.q_heads / args.forward.q_heads_per_kv_head;
     const int pairs = heads * (variant::variable_lengths ? 1 : args.forward.batches);
     const int groups = args.kv_blocks / together, group = block / together;
     int pair = group / groups, kv_group = group % groups;
-    if constexpr (ordered) {
+    if constexpr (ordered || variant::masks_right) {
         const int first = group / (args.pairs_at_once * groups) * args.pairs_at_once;
         const int at_once = min(args.pairs_at_once, pairs - first);
         const int place = group - first * groups;
         pair = first + place % at_once;
-        kv_group = groups - 1 - place / at_once;
+        const int turn = place / at_once;
+        kv_group = ordered ? groups - 1 - turn : turn;
     }
     int batch = pair / heads;
     if constexpr (variant::variable_lengths) {

@@ -2,7 +2,8 @@
 //
 // A block of queries is one stretch of memory, in the order in which threads hold its accumulators, so that a warp's
 // additions fall into whole lines. Groups of `group_warps` warps share its `rows` × `columns`: the warps of a group stand
-// along its rows, groups in `column_parts` along its columns, then along its rows.
+// along its rows, groups in `column_parts` along its columns, then along its rows. In vectors, a group's part of the
+// block is one stretch too.
 #pragma once
 #include "attention/key_tile.cuh"
 #include "ptx/memory.cuh"
@@ -55,7 +56,8 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
     // Where an accumulator of a thread lies.
     static constexpr DEVICE int offset(int thread, int m, int n, int i) {
         const int tile = m * column_tiles + n;
-        return in_vectors ? (tile * threads + thread) * accumulator_values + i
+        constexpr int group = group_warps * warp_threads;
+        return in_vectors ? ((thread / group * row_tiles * column_tiles + tile) * group + thread % group) * accumulator_values + i
                           : (tile * accumulator_values + i) * threads + thread;
     }
 

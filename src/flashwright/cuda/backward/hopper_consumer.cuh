@@ -18,7 +18,7 @@
 // meet at the beginning of a loop.
 //
 // Additions to dQ are what the cache between multiprocessors has least room for. The thread blocks of a pair, neighbours
-// in keys, send each other dS: each adds every other block of dQ, or half of its columns, summed over the keys of both.
+// in keys, send each other dS: each adds half of the columns of dQ, summed over the keys of both.
 #pragma once
 #include "attention/score_gradients.cuh"
 #include "backward/hopper_shared.cuh"
@@ -52,28 +52,12 @@ struct Consumer {
         const int steps = work().steps(args.backward);
         if (steps > 0) {
             wait_for_keys();
-            if constexpr (shape::alternates) {
-                begin();
-                int step = 0;
-                if (!adds_dQ(0) && steps > 1)
-                    this->step<false>(step++);
-#pragma unroll 1
-                for (; step + 2 < steps; step += 2) {
-                    this->step<true>(step);
-                    this->step<false>(step + 1);
-                }
-                if (step + 1 < steps)
-                    this->step<true>(step++);
-                if (adds_dQ(step))
-                    finish<true>(step);
-                else
-                    finish<false>(step);
-            } else if constexpr (shape::P_in_registers) {
+            if constexpr (shape::P_in_registers) {
                 begin();
 #pragma unroll 1
                 for (int step = 0; step + 1 < steps; ++step)
-                    this->step<true>(step);
-                finish<true>(steps - 1);
+                    this->step(step);
+                finish(steps - 1);
             } else {
                 // Zeros are there before any product is under way.
                 pin_registers(dK[0]);
@@ -82,7 +66,7 @@ struct Consumer {
 #pragma unroll 1
                 for (int step = 1; step < steps; ++step)
                     step_by_shared_P<false>(step);
-                finish_by_shared_P(steps - 1);
+                finish_dQ(steps - 1);
             }
         }
         // The other thread block may be reading what this one has sent, or telling it so.
@@ -143,7 +127,7 @@ struct Consumer {
     }
     // Of what stays there: found where it is used, where the loop has no registers to keep descriptors.
     static DEVICE uint32 found_again(uint32 address) {
-        return in_block(shape::P_in_registers && !cfg::paired ? address : opaque(address));
+        return in_block(shape::P_in_registers ? address : opaque(address));
     }
     // What is known of the queries of some of this thread's columns.
     template <int begin, int end> DEVICE void load_terms(Pair (&pairs)[column_tiles], uint32 terms) const {
@@ -189,8 +173,7 @@ struct Consumer {
             issue_rows_rows<false>(dQ[0], in_block(shared.dS(step, group)) + rows, // @product dQ
                                    found_again(shared.K(group).data) + columns);
         if constexpr (cfg::paired) {
-            const int other_panel = shape::shares_columns ? first_panel / 2 : first_panel;
-            const uint32 other_columns = other_panel * panel_bytes<warpgroup_rows>;
+            const uint32 other_columns = first_panel / shape::together * panel_bytes<warpgroup_rows>;
 #pragma unroll
             for (int group = 0; group < shape::key_groups; ++group)
                 issue_rows_rows<false>(dQ[0], in_block(shared.received(step, group)) + rows, // @product dQ
@@ -200,38 +183,29 @@ struct Consumer {
     }
     // Of all warpgroups that share a block of dQ: those of two thread blocks have every other part of the columns.
     DEVICE int dQ_group() const {
-        return shape::shares_columns ? warpgroup * shape::together + rank_in_cluster() : warpgroup;
+        return cfg::paired ? warpgroup * shape::together + rank_in_cluster() : warpgroup;
     }
 
     // --- A step ---
 
-    // From the weights of one step to those of the next; dQ of the step is this thread block's or the other's of a pair.
-    template <bool adds> DEVICE void step(int step) {
+    // From the weights of one step to those of the next.
+    DEVICE void step(int step) {
         start_scores(step + 1);
         start_dP(step + 1);
         start_dK(step);
         differentiate_scores<1>(step + 1);
         finish_dK(step);
-        if constexpr (adds)
-            start_dQ_of_written(step);
-        else
-            release_weights<false>(step);
+        start_dQ_of_written(step);
         start_dV(step + 1);
-        if constexpr (adds) {
-            wgmma_wait_group<1>();
-            add_dQ(step);
-        }
+        wgmma_wait_group<1>();
+        add_dQ(step);
         wgmma_wait_group<0>();
         finish_dV(step + 1);
     }
-    template <bool adds> DEVICE void finish(int step) {
+    DEVICE void finish(int step) {
         start_dK(step);
         finish_dK(step);
-        if constexpr (adds) {
-            start_dQ_of_written(step);
-            wgmma_wait_group<0>();
-            add_dQ(step);
-        }
+        finish_dQ(step);
     }
 
     DEVICE void start_dQ_of_written(int step) {
@@ -242,13 +216,13 @@ struct Consumer {
     DEVICE void wait_for_weights(int step) const {
         shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
         if constexpr (cfg::paired)
-            shared.received_slot(step).wait_until_full(ReceivedPlace::after(receipt(step)).lap);
+            shared.received_slot(step).wait_until_full(WeightsPlace::after(step).lap);
     }
     // dS and P of a step have been read, those received among them.
-    template <bool received = cfg::paired> DEVICE void release_weights(int step) const {
+    DEVICE void release_weights(int step) const {
         if (lane_index() == 0) {
             mbarrier_arrive(shared.weights(step).empty);
-            if constexpr (received)
+            if constexpr (cfg::paired)
                 mbarrier_arrive_remote(address_in_block(shared.weights(step).empty, rank_in_cluster() ^ 1));
         }
     }
@@ -275,7 +249,7 @@ struct Consumer {
         pin_registers(dK[0]);
         Q(step).release(); // @operand Q
     }
-    DEVICE void finish_by_shared_P(int step) {
+    DEVICE void finish_dQ(int step) {
         start_dQ_of_written(step);
         wgmma_wait_group<0>();
         add_dQ(step);
@@ -343,9 +317,9 @@ struct Consumer {
         pin_registers(dQ[0]);
         release_weights(step);
         if constexpr (cfg::bulk_dQ) {
-            const Slot slot = shared.dQ();
+            const Slot slot = shared.dQ(warpgroup);
             slot.wait_until_empty(TurnPlace::after(step).lap);
-            Sums::store(slot.data, dQ);
+            Sums::store(shared.dQ(0).data, dQ);
             fence_async_proxy();
             __syncwarp(); // the first lane speaks for all
             if (lane_index() == 0)
@@ -353,7 +327,7 @@ struct Consumer {
             return;
         }
         if constexpr (cfg::ordered)
-            shared.turn().wait_until_full(TurnPlace::after(receipt(step)).lap);
+            shared.turn().wait_until_full(TurnPlace::after(step).lap);
         Sums::add(StepNote::read(shared.note(step)).dQ_sums, dQ,
                   dQ_group() * warpgroup_threads + threadIdx.x % warpgroup_threads);
         if constexpr (cfg::ordered) {

@@ -43,16 +43,14 @@ DEVICE void produce(const HopperArguments &args, const Work &work, const SharedM
     for (int group = 0; group < shape::key_groups; ++group)
         fill_keys(shared.K(group), args.K, group); // @operand K
     if constexpr (cfg::paired) {
-        // All panels, or every other one from that of this thread block's rank.
-        constexpr int stride = shape::shares_columns ? 2 : 1;
-        const int rank = rank_in_cluster(), first_panel = shape::shares_columns ? rank : 0;
+        const int rank = rank_in_cluster();
         const int first_other = first_key + (rank ? -cfg::B_c : cfg::B_c);
         for (int group = 0; group < shape::key_groups; ++group) {
             const Slot slot = shared.other_K(group);
             mbarrier_arrive_expecting(slot.full, shape::other_K_bytes);
-            for (int panel = 0; panel < shape::panels / stride; ++panel)
+            for (int panel = 0; panel < shape::panels / shape::together; ++panel)
                 bulk_copy_tile(slot.data + panel * panel_bytes<warpgroup_rows>, args.K, slot.full, // @operand K
-                               (stride * panel + first_panel) * panel_columns, first_other + group * warpgroup_rows,
+                               (shape::together * panel + rank) * panel_columns, first_other + group * warpgroup_rows,
                                work.tile.kv_head, batch);
         }
     }
@@ -67,7 +65,7 @@ DEVICE void produce(const HopperArguments &args, const Work &work, const SharedM
     }
 }
 
-// Sends dS to the other thread block of a pair, of the steps whose dQ that one adds, and announces what that one sends.
+// Sends dS to the other thread block of a pair, and announces what that one sends.
 DEVICE void send_weights(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
     constexpr int bytes = shape::key_groups * shape::weight_group_bytes;
     const uint32 other = rank_in_cluster() ^ 1;
@@ -75,44 +73,52 @@ DEVICE void send_weights(const HopperArguments &args, const Work &work, const Sh
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         const Slot received = shared.received_slot(step);
-        if (adds_dQ(step)) {
-            const int before = receipt(step) - shape::received_stages;
-            if (before >= 0)
-                received.wait_until_full(ReceivedPlace::after(before).lap);
-            mbarrier_arrive_expecting(received.full, bytes);
-        }
-        if (shape::shares_columns || !adds_dQ(step)) {
-            // Written after the other has read what was sent in the same stage before.
-            shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
-            bulk_copy_to_block(address_in_block(shared.received(step, 0), other), shared.dS(step, 0),
-                               address_in_block(received.full, other), bytes);
-        }
+        if (step >= shape::weight_stages)
+            received.wait_until_full(WeightsPlace::after(step - shape::weight_stages).lap);
+        mbarrier_arrive_expecting(received.full, bytes);
+        // Written after the other has read what was sent in the same stage before.
+        shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
+        bulk_copy_to_block(address_in_block(shared.received(step, 0), other), shared.dS(step, 0),
+                           address_in_block(received.full, other), bytes);
     }
 }
 
 DEVICE Turn turn_of(const HopperArguments &args, const Work &work, const QueryStep &step) {
     return Turn::of<Work, cfg::B_r, cfg::B_c, shape::together>(args.backward, work, step,
-                                                               shape::shares_columns ? rank_in_cluster() : 0);
+                                                               cfg::paired ? rank_in_cluster() : 0);
 }
 
-// Has the copy engine add each block of dQ that the consumers leave in shared memory.
+// Gives each part of dQ back as soon as the copy engine has read it.
+template <int part = 0> DEVICE void free_parts_of_dQ(const SharedMemory &shared) {
+    if constexpr (part < cfg::n_consumers) {
+        bulk_wait_until_read<cfg::n_consumers - 1 - part>();
+        mbarrier_arrive(shared.dQ(part).empty);
+        free_parts_of_dQ<part + 1>(shared);
+    }
+}
+
+// Has the copy engine add each block of dQ that the consumers leave in shared memory, a warpgroup's part at a time: none
+// waits for another.
 DEVICE void add_blocks_of_dQ(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
     const QuerySteps<Work> query_steps{args.backward, work};
     const int steps = work.steps(args.backward);
-    const Slot slot = shared.dQ();
     TurnPlace place;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         const QueryStep at = query_steps.at(step);
         const Turn turn = turn_of(args, work, at);
         const int64 row = padded_row<cfg::B_r>(args.backward, work.sequence, at.head, work.tile.batch) + at.first_row;
-        slot.wait_until_full(place.lap);
         if constexpr (cfg::ordered)
             turn.wait();
-        bulk_add_floats(args.backward.dQ_sums + row * cfg::d_head, slot.data, shape::dQ_bytes);
-        bulk_commit_group();
-        bulk_wait_until_read();
-        mbarrier_arrive(slot.empty);
+#pragma unroll
+        for (int part = 0; part < cfg::n_consumers; ++part) {
+            const Slot slot = shared.dQ(part);
+            slot.wait_until_full(place.lap);
+            bulk_add_floats(args.backward.dQ_sums + row * cfg::d_head + part * (shape::dQ_part_bytes / (int)sizeof(float)),
+                            slot.data, shape::dQ_part_bytes);
+            bulk_commit_group();
+        }
+        free_parts_of_dQ(shared);
         if constexpr (cfg::ordered) {
             bulk_wait_until_added();
             turn.pass();
@@ -130,13 +136,12 @@ DEVICE void keep_turns(const HopperArguments &args, const Work &work, const Shar
     const Slot slot = shared.turn();
     TurnPlace place;
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step)
-        if (adds_dQ(step)) {
-            const Turn turn = turn_of(args, work, query_steps.at(step));
-            turn.wait();
-            mbarrier_arrive(slot.full);
-            place.advance();
-            slot.wait_until_empty(place.lap); // all consumers have added
-            turn.pass();
-        }
+    for (int step = 0; step < steps; ++step) {
+        const Turn turn = turn_of(args, work, query_steps.at(step));
+        turn.wait();
+        mbarrier_arrive(slot.full);
+        place.advance();
+        slot.wait_until_empty(place.lap); // all consumers have added
+        turn.pass();
+    }
 }

@@ -25,14 +25,7 @@ constexpr int consumers = 1, warpgroups = 2; // one for each warpgroup from ther
 using QPlace = RingPlace<cfg::Q_stages>;
 using dOPlace = RingPlace<cfg::dO_stages>;
 using TurnPlace = RingPlace<1>;
-using WeightsPlace = RingPlace<2>;
-using ReceivedPlace = RingPlace<shape::received_stages>;
-
-// Of the thread blocks of a pair that take turns at blocks of dQ, the one of rank 0 has the first. What belongs to a step
-// lies in the stage of its parity, so that all steps of a stage are of one of the two.
-DEVICE bool adds_dQ(int step) { return !shape::alternates || (step + rank_in_cluster()) % 2 == 0; }
-// How many steps of the other thread block's dS came before it.
-DEVICE int receipt(int step) { return shape::alternates ? step / 2 : step; }
+using WeightsPlace = RingPlace<shape::weight_stages>;
 
 DEVICE KeyTile key_tile(const BackwardArguments &backward, int block) {
     return key_tile_of_block<cfg::ordered, cfg::B_c, shape::together>(backward, block);
@@ -74,21 +67,24 @@ struct SharedMemory {
     }
     // Full: it is this thread block's turn to add to dQ. Empty: it has added.
     DEVICE Slot turn() const { return slot(0, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
-    // A block of dQ on its way to its sums, where the copy engine adds it. Consumers have no turns then.
-    DEVICE Slot dQ() const { return slot(shape::dQ_offset, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
+    // A warpgroup's part of a block of dQ on its way to its sums, where the copy engine adds it. Consumers have no turns
+    // then.
+    DEVICE Slot dQ(int warpgroup) const {
+        return slot(shape::dQ_offset + warpgroup * shape::dQ_part_bytes,
+                    2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, warpgroup);
+    }
     // Full: dS of a step, and P if it is in shared memory, are written. Empty: they have been read, in both thread blocks
     // of a pair.
-    DEVICE Slot weights(int step) const { return slot(0, weights_barriers, step % 2); }
+    DEVICE Slot weights(int step) const { return slot(0, weights_barriers, step % shape::weight_stages); }
     // dS of the other thread block of a pair, and its K.
     DEVICE Slot received_slot(int step) const {
-        return slot(shape::received_offset, weights_barriers + 2, ReceivedPlace::after(receipt(step)).stage);
+        return slot(0, weights_barriers + shape::weight_stages, step % shape::weight_stages);
     }
     DEVICE uint32 received(int step, int group) const {
-        const int stage = ReceivedPlace::after(receipt(step)).stage;
-        return base + shape::received_offset + (stage * shape::key_groups + group) * shape::weight_group_bytes;
+        return base + shape::received_offset + weights(step, group);
     }
     DEVICE Slot other_K(int group) const {
-        return slot(shape::other_K_offset + group * shape::other_K_bytes, weights_barriers + 4, group);
+        return slot(shape::other_K_offset + group * shape::other_K_bytes, weights_barriers + 2 * shape::weight_stages, group);
     }
     // Of each row: log-sum-exps arrive with Q, dot products of O and dO with dO.
     DEVICE uint32 lse(int stage) const { return base + shape::lse_offset + stage * shape::terms_bytes; }
@@ -97,7 +93,7 @@ struct SharedMemory {
     DEVICE uint32 note(int step) const {
         return base + shape::notes_offset + step % (2 * cfg::Q_stages) * StepNote::bytes;
     }
-    // A key group's rows of P and of dS: those of even and of odd steps lie apart.
+    // A key group's rows of P and of dS.
     DEVICE uint32 P(int step, int group) const { return base + shape::P_offset + weights(step, group); }
     DEVICE uint32 dS(int step, int group) const { return base + shape::dS_offset + weights(step, group); }
 
@@ -112,15 +108,16 @@ struct SharedMemory {
         for (int stage = 0; stage < cfg::dO_stages; ++stage)
             dO(stage).init_barriers(consumer_warps);
         if constexpr (cfg::bulk_dQ) {
-            mbarrier_init(dQ().full, consumer_warps);
-            mbarrier_init(dQ().empty, 1);
+            for (int warpgroup = 0; warpgroup < cfg::n_consumers; ++warpgroup) {
+                mbarrier_init(dQ(warpgroup).full, consumer_warps / cfg::n_consumers);
+                mbarrier_init(dQ(warpgroup).empty, 1);
+            }
         } else {
             turn().init_barriers(consumer_warps);
         }
-        for (int stage = 0; stage < 2; ++stage) {
+        for (int stage = 0; stage < shape::weight_stages; ++stage) {
             mbarrier_init(weights(stage).full, consumer_warps);
-            const bool read_by_both = cfg::paired && !(shape::alternates && adds_dQ(stage));
-            mbarrier_init(weights(stage).empty, (1 + read_by_both) * consumer_warps);
+            mbarrier_init(weights(stage).empty, shape::together * consumer_warps);
             received_slot(stage).init_barriers(consumer_warps);
         }
         for (int group = 0; group < shape::key_groups; ++group)
@@ -129,13 +126,13 @@ struct SharedMemory {
     }
 
   private:
-    static constexpr int weights_barriers = 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages + 1;
+    static constexpr int weights_barriers = 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages + shape::dQ_slots;
 
     DEVICE Slot slot(uint32 data_offset, int first_barriers, int index) const {
         return Slot::at(base + data_offset,
                         base + shape::barriers_offset + Slot::barrier_pair_bytes * (first_barriers + index));
     }
     static DEVICE int weights(int step, int group) {
-        return (step % 2 * shape::key_groups + group) * shape::weight_group_bytes;
+        return (step % shape::weight_stages * shape::key_groups + group) * shape::weight_group_bytes;
     }
 };

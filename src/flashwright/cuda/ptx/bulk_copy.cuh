@@ -35,8 +35,10 @@ DEVICE void bulk_add_floats(float *global, uint32 shared, uint32 bytes) {
 // Closes a group of this thread's additions.
 DEVICE void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until all of this thread's groups have read what they add.
-DEVICE void bulk_wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until all but the last `pending` of this thread's groups have read what they add.
+template <int pending> DEVICE void bulk_wait_until_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
 // Waits until all of this thread's groups have added.
 DEVICE void bulk_wait_until_added() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 

@@ -10,7 +10,6 @@ import ctypes
 from dataclasses import dataclass
 
 from flashwright.hardware.tensor_map import TensorMap
-from flashwright.hardware.units import ELEMENT_BYTES
 from flashwright.kernels.forward.launch import (
     MAX_BLOCKS,
     NO_OPTIONS,
@@ -163,7 +162,7 @@ def backward_launch(
         **{name: scratch_address + getattr(scratch, name) for name in ("row_lse", "row_dot", "dQ_sums", "turns")},
         padded_rows=scratch.padded_rows,
         kv_blocks=kv_blocks,
-        pairs_at_once=_pairs_at_once(config, sizes),
+        pairs_at_once=_pairs_at_once(sizes, kv_blocks, multiprocessors),
         gradient_scale=options.scale_of(q.shape[3]),
     )
     if packed:
@@ -186,16 +185,11 @@ def backward_launch(
 BACKWARD = Operation("backward", backward_launch, OVER_QUERIES)
 
 
-CACHE_BYTES = 24 * 2**20
-"""What sums of dq, q and dO of all that is under way may take, where blocks of keys add to the sums in order: about
-half of an H200's L2 cache. Each head and batch has few blocks of keys under way then, which seldom wait for each
-other."""
-
-
-def _pairs_at_once(config: Blocking, sizes: Sizes) -> int:
-    row_bytes = config.d_head * (4 + 2 * ELEMENT_BYTES)
-    pair_bytes = row_bytes * sizes.q_length * (sizes.q_heads // sizes.kv_heads)
-    return max(1, min(sizes.kv_heads * sizes.lines, CACHE_BYTES // pair_bytes))
+def _pairs_at_once(sizes: Sizes, kv_blocks: int, multiprocessors: int) -> int:
+    """Heads and batches whose blocks of keys take turns: together they have two for each multiprocessor. A causal mask
+    gives the first block twice the queries of an average one: if it begins at the head of that many, it ends before
+    they do. More would not share the cache."""
+    return max(1, min(sizes.kv_heads * sizes.lines, 2 * multiprocessors // kv_blocks))
 
 
 def _sizes(q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None) -> Sizes:

@@ -47,8 +47,7 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "dQ is added from the registers that hold it, in vectors",
     ),
     "paired": (
-        "two thread blocks of a cluster exchange dS: each adds every other block of dQ, or half of its columns where P "
-        "is in shared memory, summed over the keys of both",
+        "two thread blocks of a cluster exchange dS: each adds half of the columns of dQ, summed over the keys of both",
         "a thread block adds dQ of its own keys",
     ),
     "ordered": ORDERED,
@@ -166,9 +165,7 @@ def shared_map(config: HopperBackwardKernelConfig) -> SharedMap:
     if config.bulk_dQ:
         add("dQ", derived.dQ_offset, derived.dQ_bytes, ["dQ"], "on its way to its sums")
     if config.paired:
-        names = [
-            f"received dS {group}, stage {stage}" for stage in range(derived.received_stages) for group in range(groups)
-        ]
+        names = [f"received dS {group}, stage {stage}" for stage in range(WEIGHT_STAGES) for group in range(groups)]
         add("dS", derived.received_offset, derived.weight_group_bytes, names, "of the other thread block")
         add(
             "K", derived.other_K_offset, derived.other_K_bytes, [f"other K {group}" for group in range(groups)], "stays"

@@ -13,6 +13,7 @@ _TWO_WARPGROUPS = ("two consumer warpgroups: 128 keys a thread block", {"B_c": 1
 _P_IN_REGISTERS = ("P in registers: only dS goes through shared memory", {"P_in_registers": True})
 _FURTHER_AHEAD = ("three stages of Q, which two steps need: the next is copied during a whole step", {"Q_stages": 3})
 _BY_COPY_ENGINE = ("dQ through shared memory, from where the copy engine adds it", {"bulk_dQ": True})
+_IN_PAIRS = ("two thread blocks exchange dS: each adds half of the columns of dQ for both", {"paired": True})
 _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
     64: (
         {"B_r": 64, "B_c": 64, "n_consumers": 1},
@@ -27,7 +28,7 @@ _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
         [_TWO_WARPGROUPS, _P_IN_REGISTERS, _FURTHER_AHEAD, _BY_COPY_ENGINE],
     ),
     # dK and dV of 64 keys fill the registers of two warpgroups, and the blocks the shared memory.
-    256: ({"B_r": 64, "B_c": 64, "n_consumers": 2}, []),
+    256: ({"B_r": 64, "B_c": 64, "n_consumers": 2, "dO_stages": 1}, [_IN_PAIRS]),
 }
 """By d_head: the base, and what changes from rung to rung."""
 
@@ -35,7 +36,7 @@ _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
 def get_hopper_backward_progression(
     dtype: DType | str = DType.BF16, d_head: int = 128
 ) -> list[LadderRung[HopperBackwardKernelConfig]]:
-    """The ladder, each rung one idea above the last. At d_head 256 there is one kernel."""
+    """The ladder, each rung one idea above the last."""
     if d_head not in _CLIMBS:
         raise ValueError(f"d_head: {d_head} is not allowed; allowed: {', '.join(map(str, _CLIMBS))}")
     fields, changes = _CLIMBS[d_head]

@@ -57,7 +57,9 @@ class HopperBackwardShapes:
                 "P in registers: two warpgroups share the same keys, each with half of the queries; dV needs all of "
                 "them"
             )
-        if self.shares_columns and self.panels != self.dQ_column_parts:
+        if config.paired and config.P_in_registers:
+            raise ValueError("paired: P_in_registers is on; two thread blocks share dQ where P is in shared memory")
+        if config.paired and self.panels != self.dQ_column_parts:
             raise ValueError(
                 f"paired: two thread blocks share dQ's {config.d_head} columns in {self.dQ_column_parts} parts; each "
                 f"needs {PANEL_COLUMNS}"
@@ -110,19 +112,9 @@ class HopperBackwardShapes:
         return 2 if self.config.paired else 1
 
     @property
-    def alternates(self) -> bool:
-        """Whether two thread blocks add every other block of dQ."""
-        return self.config.paired and self.config.P_in_registers
-
-    @property
-    def shares_columns(self) -> bool:
-        """Whether two thread blocks share the columns of every block of dQ."""
-        return self.config.paired and not self.config.P_in_registers
-
-    @property
     def dQ_threads(self) -> int:
         """That share a block of dQ."""
-        return (1 + self.shares_columns) * self.config.n_consumers * WARPGROUP_THREADS
+        return self.together * self.config.n_consumers * WARPGROUP_THREADS
 
     @property
     def dQ_group_warps(self) -> int:
@@ -131,7 +123,7 @@ class HopperBackwardShapes:
 
     @property
     def dQ_column_parts(self) -> int:
-        return (1 + self.shares_columns) * max(1, self.config.n_consumers // (self.config.B_r // WARPGROUP_ROWS))
+        return self.together * max(1, self.config.n_consumers // (self.config.B_r // WARPGROUP_ROWS))
 
     # --- Registers of a thread -------------------------------------------------------------------------------------
 
@@ -159,9 +151,9 @@ class HopperBackwardShapes:
 
     @property
     def operand_registers(self) -> int:
-        """All at once: dK and dV, with S and dP or with dQ and P; of a pair that shares columns, with S, dP and dQ."""
+        """All at once: dK and dV, with S and dP or with dQ and P; of a pair of thread blocks, with S, dP and dQ."""
         scores, P = 2 * self.score_registers, self.score_registers // 2 if self.config.P_in_registers else 0
-        others = scores + self.dQ_registers if self.shares_columns else max(scores, self.dQ_registers + P)
+        others = scores + self.dQ_registers if self.config.paired else max(scores, self.dQ_registers + P)
         return 2 * self.gradient_registers + others
 
     # --- Shared memory ---------------------------------------------------------------------------------------------
@@ -180,6 +172,10 @@ class HopperBackwardShapes:
     def query_bytes(self) -> int:
         """Of a stage of Q or dO."""
         return self.config.B_r * self.config.d_head * ELEMENT_BYTES
+
+    @property
+    def weight_stages(self) -> int:
+        return WEIGHT_STAGES
 
     @property
     def weight_group_bytes(self) -> int:
@@ -227,25 +223,31 @@ class HopperBackwardShapes:
         return 4 * self.config.B_r * self.config.d_head
 
     @property
+    def dQ_part_bytes(self) -> int:
+        """Of a warpgroup's part of it."""
+        return self.dQ_bytes // self.config.n_consumers
+
+    @property
+    def dQ_slots(self) -> int:
+        """Parts of dQ that are handed over apart, or one turn for all consumers."""
+        return self.config.n_consumers if self.config.bulk_dQ else 1
+
+    @property
     def received_offset(self) -> int:
         """Of dS of the other thread block."""
         return self.dQ_offset + (self.dQ_bytes if self.config.bulk_dQ else 0)
 
     @property
     def other_K_offset(self) -> int:
-        """Of the other thread block's K, or of the columns of it that this one multiplies."""
+        """Of the columns of the other thread block's K that this one multiplies."""
         return self.received_offset + (
-            self.received_stages * self.key_groups * self.weight_group_bytes if self.config.paired else 0
+            WEIGHT_STAGES * self.key_groups * self.weight_group_bytes if self.config.paired else 0
         )
 
     @property
-    def received_stages(self) -> int:
-        return 1 if self.alternates else WEIGHT_STAGES
-
-    @property
     def other_K_bytes(self) -> int:
-        """Of 64 rows of the other thread block's K."""
-        return self.key_group_bytes // (2 if self.shares_columns else 1)
+        """Of 64 rows of the columns of the other thread block's K."""
+        return self.key_group_bytes // self.together
 
     @property
     def lse_offset(self) -> int:
@@ -265,7 +267,7 @@ class HopperBackwardShapes:
 
     @cached_property
     def shared_bytes(self) -> int:
-        pairs = 3 * self.key_groups + self.config.Q_stages + self.config.dO_stages + 1 + 2 * WEIGHT_STAGES
+        pairs = 3 * self.key_groups + self.config.Q_stages + self.config.dO_stages + self.dQ_slots + 2 * WEIGHT_STAGES
         return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
 
     @property

@@ -10,7 +10,7 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import SearchSpace
 from flashwright.problem.dtypes import DType
 
-RULES = ("warpgroups", "P in registers", "stages", "shared memory", "registers", "consumers", "ahead")
+RULES = ("warpgroups", "P in registers", "paired", "stages", "shared memory", "registers", "consumers", "ahead")
 """The first that a config breaks rejects it."""
 
 _B_R = (64, 128)
@@ -23,8 +23,8 @@ _BYTES_AHEAD = 64 * 1024
 
 def hopper_backward_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperBackwardKernelConfig, str | None]]:
     """Every combination of the knobs' values, with why it is not worth timing, or None if it is. `ordered` is no choice
-    of the search: callers request it. Nor is `paired`, which has not been timed on a GPU."""
-    for values in product(_B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, *2 * ((False, True),)):
+    of the search: callers request it."""
+    for values in product(_B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, *3 * ((False, True),)):
         config = HopperBackwardKernelConfig(dtype, d_head, *values)
         yield config, hopper_backward_rejection_reason(config)
 
@@ -48,9 +48,9 @@ def hopper_backward_rejection_reason(config: HopperBackwardKernelConfig) -> str 
 
 def is_promising(config: HopperBackwardKernelConfig) -> bool:
     """Whether a config keeps P in registers where every warpgroup has keys of its own, and copies ahead by a step: Q is
-    used in two of them if P is in registers."""
+    used in two of them if P is in registers. A pair of thread blocks has no room for a second stage of dO."""
     alone = HopperBackwardShapes(config).parts == 1
-    stages = (3, 2) if alone else (2, 2)
+    stages = (3, 2) if alone else (2, 1 if config.paired else 2)
     return (config.Q_stages, config.dO_stages) == stages and config.P_in_registers == alone
 
 
