@@ -74,6 +74,45 @@ def test_pages_are_found_by_either_name_of_their_table(name):
         torch.testing.assert_close(out[b], naive(q[b], keys, values))
 
 
+def test_a_tables_rows_may_be_named_by_cache_batch_idx():
+    k, v, q = some(6, 16, 1, 8, seed=1), some(6, 16, 1, 8, seed=2), some(2, 1, 2, 8, seed=3)
+    table, index = int32(5, 0, 3, 2, 1, 4).view(3, 2), int32(2, 0)
+    out = flash_attn_with_kvcache(q, k, v, cache_seqlens=int32(20, 32), block_table=table, cache_batch_idx=index)
+    expected = flash_attn_with_kvcache(q, k, v, cache_seqlens=int32(20, 32), block_table=table[index])
+    assert torch.equal(out, expected)
+
+
+def test_pages_that_hold_keys_are_checked_and_others_are_not():
+    k, q = some(2, 16, 1, 8), some(1, 1, 2, 8)
+    table = int32(1, 9).view(1, 2)
+    assert flash_attn_with_kvcache(q, k, k, cache_seqlens=16, block_table=table).isfinite().all()
+    with pytest.raises(ValueError, match=r"block_table: from 1 to 9; allowed: 0 to 1"):
+        flash_attn_with_kvcache(q, k, k, cache_seqlens=17, block_table=table)
+    with pytest.raises(ValueError, match=r"block_table: from 1 to 9; allowed: 0 to 1"):
+        flash_attn_with_kvcache(q, k, k, q[:, :, :1], q[:, :, :1], cache_seqlens=16, block_table=table)
+
+
+@pytest.mark.parametrize("integers", (torch.int64, torch.int32))
+def test_numbers_may_be_of_either_integer_type(integers):
+    q, k = some(4, 2, 8), some(3, 20, 1, 8, seed=1)
+    starts, lengths, index = (int32(*x).to(integers) for x in ((0, 1, 4), (9, 20), (2, 0)))
+    out = flash_attn_with_kvcache(
+        q, k, k, cache_seqlens=lengths, cache_batch_idx=index, cu_seqlens_q=starts, max_seqlen_q=3, causal=True
+    )
+    torch.testing.assert_close(out[:1], naive(q[:1], k[2, :9], k[2, :9], causal=True))
+    torch.testing.assert_close(out[1:], naive(q[1:], k[0], k[0], causal=True))
+
+
+def test_arguments_of_the_third_generation_that_say_nothing_change_nothing():
+    q, k = some(2, 1, 2, 8), some(2, 20, 1, 8, seed=1)
+    expected = flash_attn_with_kvcache(q, k, k, cache_seqlens=7)
+    out = flash_attn_with_kvcache(
+        q, k, k, cache_seqlens=7, rotary_seqlens=int32(7, 7), num_splits=3, pack_gqa=True, sm_margin=8,
+        scheduler_metadata=int32(1), attention_chunk=0,
+    )  # fmt: skip
+    assert torch.equal(out, expected)
+
+
 def test_new_keys_are_written_behind_those_that_are_there_and_nothing_else_is():
     k, v, q = some(2, 8, 1, 8, seed=1), some(2, 8, 1, 8, seed=2), some(2, 3, 1, 8, seed=3)
     new_k, new_v = some(2, 3, 1, 8, seed=4), some(2, 3, 1, 8, seed=5)
@@ -244,7 +283,7 @@ def test_any_head_dimensions_of_keys_and_values(head_dim, value_head_dim):
         ({"alibi_slopes": some(2)}, r"alibi_slopes: not supported"),
         ({"qv": some(2), "attention_chunk": 3}, r"qv, attention_chunk: not supported"),
         ({"cu_seqlens_k_new": int32(0, 1)}, r"cu_seqlens_k_new: says something of k and v, which are not given"),
-        ({"rotary_seqlens": int32(0)}, r"rotary_seqlens: says something of rotary_cos and rotary_sin"),
+        ({"cache_batch_idx": int32(1)}, r"cache_batch_idx: from 1 to 1; allowed: 0 to 0"),
         ({"cu_seqlens_q": int32(0, 1)}, r"q: shape \(1, 1, 2, 8\) is not allowed; allowed: \(rows, heads, head_dim\)"),
         ({"out": some(1, 1, 1, 8)}, r"out: .* is not allowed; allowed: \(1, 1, 2, 8\)"),
     ),
@@ -318,3 +357,18 @@ def test_keys_are_not_appended_to_pages_that_do_not_exist(monkeypatch):
     out, _ = kind.run(q, k, v, torch.full_like(q, math.nan), cache, NewRows(q, q))
     assert torch.equal(k, before[0]) and torch.equal(v, before[1])
     assert (out == 0).all()
+
+
+@pytest.mark.parametrize("index", (-1, 2, 2**31 - 1))
+def test_a_sequence_that_the_cache_does_not_have_reads_and_writes_no_other(monkeypatch, index):
+    SimulatingGPU(monkeypatch)
+    kind = DecodeKind(AttentionOptions(), lambda *sizes: parse_config(CONFIG), returns_lse=False, device_index=0)
+    k, v = (some(2, 2, 40, 64, seed=seed, dtype=torch.bfloat16) for seed in (1, 2))
+    q, new = (some(2, 2, 1, 64, seed=seed, dtype=torch.bfloat16) for seed in (3, 4))
+    before = [k.clone(), v.clone()]
+    cache = CacheTensors(int32(30, 39), cache_index=int32(index, 0))
+    out, _ = kind.run(q, k, v, torch.full_like(q, math.nan), cache, NewRows(new, new))
+    for written, old in zip((k, v), before, strict=True):
+        old[0, :, 39] = new[1, :, 0]
+        assert torch.equal(written, old)
+    assert (out[0] == 0).all() and out[1].isfinite().all() and (out[1] != 0).any()

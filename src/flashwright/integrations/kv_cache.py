@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from flashwright.integrations import refuse
@@ -63,18 +64,18 @@ def flash_attn_with_kvcache(
     third generation calls `page_table`: (batch, pages of a sequence) int32. `cache_seqlens` is how many keys each
     sequence has; `k` and `v`, (batch, new rows, kv_heads, head_dim), or with `cu_seqlens_k_new` (new rows of all
     sequences, kv_heads, head_dim), are written behind them. `cache_leftpad` is where each sequence begins in its cache,
-    `cache_batch_idx` which of the cache's sequences it has. Masks are aligned to the bottom right. Head dimensions are
-    up to 256, and values may have another than keys; one that is no multiple of 8 or differs copies the caches in every
-    call.
+    `cache_batch_idx` which of the sequences of the cache, or of the table, it has. Masks are aligned to the bottom
+    right. Head dimensions are up to 256, and values may have another than keys; one that is no multiple of 8 or differs
+    copies the caches in every call.
 
     With `rotary_cos` and `rotary_sin`, (positions, columns / 2), the new keys are rotated for their positions, and the
     queries for the same where the mask is causal or a window, otherwise all for the first of them. Positions are
     counted from `rotary_seqlens` on, if they are given, instead of `cache_seqlens`.
 
-    On a GPU, lengths that lead out of the cache are clamped, keys on pages that do not exist count as zeros, and what
-    does not fit is not written. `num_splits`, `scheduler_metadata`, `pack_gqa` and `sm_margin` are accepted: splits are
-    chosen on the device from the actual lengths, and heads are always packed. With `row_invariant`, the bits of a
-    sequence do not depend on the others. Gradients are not computed.
+    On a GPU, lengths that lead out of the cache are clamped, keys on pages or in sequences that the cache does not have
+    count as zeros, and what does not fit is not written. `num_splits`, `scheduler_metadata`, `pack_gqa` and `sm_margin`
+    are accepted: splits are chosen on the device from the actual lengths, and heads are always packed. With
+    `row_invariant`, the bits of a sequence do not depend on the others. Gradients are not computed.
     """
     import torch
 
@@ -97,6 +98,10 @@ def flash_attn_with_kvcache(
         _check_new_rows(name, new_rows, cache_rows, None if cu_seqlens_k_new is not None else sequences)
     if out is not None:
         _check_output(out, q, v_cache.shape[-1])
+
+    def whole(numbers: torch.Tensor | None) -> torch.Tensor | None:
+        return None if numbers is None else numbers.to(torch.int32).contiguous()
+
     columns = kernel_columns(q.shape[-1], v_cache.shape[-1])
     if not columns == q.shape[-1] == v_cache.shape[-1]:
         return _with_padded_columns(
@@ -110,7 +115,13 @@ def flash_attn_with_kvcache(
     options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
     capacity = k_cache.shape[1]
     if table is not None:
-        _check_numbers("block_table", table, 2, sequences, q)
+        _check_numbers("block_table", table, 2, sequences if cache_batch_idx is None else None, q)
+    if cache_batch_idx is not None:
+        _check_numbers("cache_batch_idx", cache_batch_idx, 1, sequences, q)
+        _check_range("cache_batch_idx", cache_batch_idx, len(k_cache if table is None else table))
+    if table is not None:
+        if cache_batch_idx is not None:
+            table, cache_batch_idx = _rows_of_table(table, cache_batch_idx), None
         if capacity % PAGE_STEP:
             raise ValueError(f"pages of {capacity} rows are not allowed; allowed: multiples of {PAGE_STEP}")
         capacity *= table.shape[1]
@@ -120,33 +131,27 @@ def flash_attn_with_kvcache(
         raise ValueError("cache_seqlens: needed with k and v, which are written behind the keys that are there")
     for name, numbers, count in (
         ("cache_leftpad", cache_leftpad, sequences),
-        ("cache_batch_idx", cache_batch_idx, sequences),
         ("rotary_seqlens", rotary_seqlens, sequences),
         ("cu_seqlens_k_new", cu_seqlens_k_new, sequences + 1),
     ):
         if numbers is not None:
             _check_numbers(name, numbers, 1, count, q)
-    for name, numbers, needed, given in (
-        ("cu_seqlens_k_new", cu_seqlens_k_new, "k and v", k),
-        ("rotary_seqlens", rotary_seqlens, "rotary_cos and rotary_sin", rotary_cos),
-    ):
-        if numbers is not None and given is None:
-            raise ValueError(f"{name}: says something of {needed}, which are not given")
-    if table is not None and cache_batch_idx is not None:
-        raise ValueError("cache_batch_idx: a paged cache has its pages by block_table; give one of them")
-    if table is None and cache_batch_idx is None and k_cache.shape[0] != sequences:
+    if cu_seqlens_k_new is not None and k is None:
+        raise ValueError("cu_seqlens_k_new: says something of k and v, which are not given")
+    if rotary_cos is None:
+        rotary_seqlens = None  # there is nothing to rotate, as the third generation has it
+    if table is not None:
+        new_rows = appended if k is None or cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
+        _check_pages(table, lengths, new_rows, k_cache)
+    elif cache_batch_idx is None and k_cache.shape[0] != sequences:
         raise ValueError(f"k_cache holds {k_cache.shape[0]} sequences, but there are {sequences}")
     starts = None
     if cu_seqlens_q is not None:
         if max_seqlen_q is None:
             raise ValueError("max_seqlen_q: the most rows of a sequence; needed with cu_seqlens_q")
         _check_numbers("cu_seqlens_q", cu_seqlens_q, 1, sequences + 1, q)
-        starts = cu_seqlens_q.contiguous()
+        starts = whole(cu_seqlens_q)
     new = _new_rows(q, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, options)
-
-    def whole(numbers: torch.Tensor | None) -> torch.Tensor | None:
-        return None if numbers is None else numbers.to(torch.int32).contiguous()
-
     cache = CacheTensors(
         lengths, whole(cache_leftpad), whole(cache_batch_idx), whole(table), starts, int(max_seqlen_q or 0)
     )
@@ -250,35 +255,62 @@ def _check_output(out: torch.Tensor, q: torch.Tensor, columns: int) -> None:
         )
 
 
-def _check_numbers(name: str, numbers: Any, dimensions: int, count: int, q: torch.Tensor) -> None:
+def _rows_of_table(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The pages of the sequences that `cache_batch_idx` names; of a number beyond them, none that exist."""
+    import torch
+
+    exists = (index >= 0) & (index < len(table))
+    return torch.where(exists[:, None], table[index.clamp(0, len(table) - 1).long()], -1)
+
+
+def _check_range(name: str, numbers: torch.Tensor, end: int) -> None:
+    """Where the host knows them; on a GPU, numbers that are out of range lead nowhere."""
+    if numbers.device.type == "cpu" and numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < end:
+        raise ValueError(f"{name}: from {int(numbers.min())} to {int(numbers.max())}; allowed: 0 to {end - 1}")
+
+
+def _check_pages(
+    table: torch.Tensor, lengths: torch.Tensor | None, new_rows: int | torch.Tensor, k_cache: torch.Tensor
+) -> None:
+    """Those that hold keys: what stands behind them in a table is not read."""
+    import torch
+
+    if table.device.type != "cpu":
+        return
+    if lengths is not None:
+        first_keys = torch.arange(table.shape[1]) * k_cache.shape[1]
+        table = table[first_keys < (lengths + new_rows)[:, None]]
+    _check_range("block_table", table, len(k_cache))
+
+
+def _check_numbers(name: str, numbers: Any, dimensions: int, count: int | None, q: torch.Tensor) -> None:
     import torch
 
     if not isinstance(numbers, torch.Tensor) or numbers.dtype not in (torch.int32, torch.int64):
         kind = getattr(numbers, "dtype", type(numbers).__name__)
         raise TypeError(f"{name}: expected an int32 tensor, got {kind}")
-    if numbers.dim() != dimensions or numbers.shape[0] != count:
+    if numbers.dim() != dimensions or numbers.shape[0] != (numbers.shape[0] if count is None else count):
+        first = "" if count is None else f", the first of {count}"
         raise ValueError(
-            f"{name}: shape {tuple(numbers.shape)} is not allowed; allowed: {dimensions} dimensions, the first of "
-            f"{count}"
+            f"{name}: shape {tuple(numbers.shape)} is not allowed; allowed: {dimensions} dimensions{first}"
         )
     if numbers.device != q.device:
         raise ValueError(f"{name} is on {numbers.device}, q on {q.device}; all tensors must be on one device")
 
 
-def _lengths(
-    given: int | torch.Tensor | None, sequences: int, capacity: int, q: torch.Tensor, *, appended: int
-) -> torch.Tensor | None:
+def _lengths(given: Any, sequences: int, capacity: int, q: torch.Tensor, *, appended: int) -> torch.Tensor | None:
     import torch
 
     if given is None:
         return None
-    if isinstance(given, int):
-        if not 0 <= given <= capacity - appended:
+    if isinstance(given, Integral):
+        length = int(given)
+        if not 0 <= length <= capacity - appended:
             raise ValueError(
-                f"cache_seqlens: {given} is not allowed; allowed: 0 to {capacity - appended} (a cache of "
+                f"cache_seqlens: {length} is not allowed; allowed: 0 to {capacity - appended} (a cache of "
                 f"{capacity} keys{f', {appended} of them new' if appended else ''})"
             )
-        return torch.full((sequences,), given, dtype=torch.int32, device=q.device)
+        return torch.full((sequences,), length, dtype=torch.int32, device=q.device)
     _check_numbers("cache_seqlens", given, 1, sequences, q)
     if (
         given.device.type == "cpu"

@@ -71,12 +71,12 @@ def _write(
     if cache.page_table is not None:
         number = place // page_rows
         fits = fits & (number < cache.page_table.shape[1])
-        page = cache.page_table[sequence, number.clamp(0, cache.page_table.shape[1] - 1)]
-        fits, place = fits & (page >= 0) & (page < k_cache.shape[0]), place % page_rows
+        page, place = cache.page_table[sequence, number.clamp(0, cache.page_table.shape[1] - 1)], place % page_rows
     else:
         if cache.cache_index is not None:
-            page = cache.cache_index[sequence].clamp(0, k_cache.shape[0] - 1)
+            page = cache.cache_index[sequence]
         fits = fits & (place < page_rows)
+    fits = fits & (page >= 0) & (page < k_cache.shape[0])
     page, place = page.long().clamp(0, k_cache.shape[0] - 1), place.long().clamp(0, page_rows - 1)
     # Whatever does not fit writes what the first that does writes, to the same place; if there is none, what is there.
     first = fits.int().argmax()

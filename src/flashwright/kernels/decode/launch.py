@@ -66,7 +66,7 @@ class CacheView:
     kv_begins: int = 0
     """The first key of each."""
     cache_index: int = 0
-    """Which of the cache's sequences each one has."""
+    """Which of the cache's sequences each one has, if it is not paged."""
     page_table: int = 0
     """(sequences, pages of the longest) numbers of pages: the cache's batch dimension counts pages, and its rows are a
     page's."""
