@@ -27,6 +27,7 @@ KINDS = (
     CallsOfAKind(96, group=5, rows=3, window=(-1, 2)),
     CallsOfAKind(192, group=16, rows=1, value_head_dim=128, causal=True),
     CallsOfAKind(59, group=2, rows=2, causal=True),
+    CallsOfAKind(576, group=16, rows=1, value_head_dim=512, causal=True),
 )
 """Few enough for their kernels to be compiled in a moment."""
 CASES_OF_A_KIND = 25
@@ -60,6 +61,9 @@ def test_random_problems_of_a_kind_are_computed_as_float64_does(number):
             assert ((written.cpu() - wanted).abs() <= 1.01 * unit * wanted.abs() + 1e-6).all(), (seed, arguments)
         # The output and weights are rounded; where they are rotated, queries and keys are too.
         roundings = 2 if "rotary_cos" not in arguments else 4
+        if "cu_seqlens_q" in arguments and "out" in arguments:  # rows of no sequence are not written
+            rows = int(arguments["cu_seqlens_q"][-1])
+            out, expected = out[:rows], expected[:rows]
         error, size = (out.cpu() - expected).norm(dim=-1), expected.norm(dim=-1)
         assert (error <= roundings * unit * size + 1e-9).all(), (seed, arguments)
         torch.testing.assert_close(lse.cpu().double(), expected_lse.double(), rtol=0, atol=roundings * unit)

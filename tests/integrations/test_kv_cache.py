@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cache_cases import int32, random_problem, some
+from cache_cases import CallsOfAKind, int32, random_problem, some
 from simulating_gpu import SimulatingGPU
 
 from flashwright import (
@@ -20,6 +20,7 @@ from flashwright import (
 )
 from flashwright.kernels.registry import parse_config
 from flashwright.operators.ragged_append import append_ragged
+from flashwright.operators.wide_heads import decode_wide
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import CacheTensors, DecodeKind, NewRows
 
@@ -243,6 +244,24 @@ def test_ragged_keys_that_do_not_fit_are_not_written(lengths):
         assert torch.equal(written, old)
 
 
+def test_ragged_queries_may_be_rotated_with_dense_new_keys():
+    q, k, new = some(3, 2, 16, seed=1), some(2, 9, 1, 16, seed=2), some(2, 1, 1, 16, seed=3)
+    angles = some(9, 8, seed=4)
+    tables, lengths = (angles.cos(), angles.sin()), int32(4, 6)
+    caches = [k.clone(), k.clone()]
+    arguments = {"cache_seqlens": lengths, "causal": True, "cu_seqlens_q": int32(0, 1, 3), "max_seqlen_q": 2}
+    out = flash_attn_with_kvcache(q, *caches, new, new, *tables, **arguments)
+    for b, rows in enumerate((slice(0, 1), slice(1, 3))):
+        own = [k[b : b + 1].clone() for _ in range(2)]
+        new_rows = new[b : b + 1]
+        expected = flash_attn_with_kvcache(
+            q[None, rows], *own, new_rows, new_rows, *tables, cache_seqlens=lengths[b : b + 1], causal=True
+        )
+        torch.testing.assert_close(out[rows], expected[0])
+        for written, wanted in zip(caches, own, strict=True):
+            torch.testing.assert_close(written[b], wanted[0])
+
+
 def test_the_output_may_be_given():
     q, k = some(1, 1, 2, 8), some(1, 4, 2, 8)
     out = torch.full_like(q, math.nan)
@@ -250,7 +269,7 @@ def test_the_output_may_be_given():
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize(("head_dim", "value_head_dim"), ((59, 59), (24, 16), (16, 24), (13, 7)))
+@pytest.mark.parametrize(("head_dim", "value_head_dim"), ((59, 59), (24, 16), (16, 24), (13, 7), (300, 200), (8, 264)))
 def test_any_head_dimensions_of_keys_and_values(head_dim, value_head_dim):
     q, k, v = some(2, 2, 4, head_dim), some(2, 9, 2, head_dim, seed=1), some(2, 9, 2, value_head_dim, seed=2)
     new_k, new_v = some(2, 1, 2, head_dim, seed=3), some(2, 1, 2, value_head_dim, seed=4)
@@ -293,6 +312,45 @@ def test_what_is_wrong_is_said(arguments, message):
         flash_attn_with_kvcache(some(1, 1, 2, 8), some(1, 8, 1, 8), some(1, 8, 1, 8), **arguments)
 
 
+# --- Head dimensions that no kernel has ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paged", (False, True))
+def test_latent_attention_has_keys_of_576_and_values_of_512_columns(paged):
+    q, cache = some(2, 1, 16, 576, seed=1), some(8, 16, 1, 576, seed=2)
+    lengths, table = (40, 17), int32(3, 0, 5, 1, 7, 2).view(2, 3)
+    pages = {"block_table": table} if paged else {}
+    if not paged:
+        cache = cache[table.long()].flatten(1, 2)
+    out = flash_attn_with_kvcache(
+        q, cache, cache[..., :512], cache_seqlens=int32(*lengths), causal=True, softmax_scale=192**-0.5, **pages
+    )
+    for b, n in enumerate(lengths):
+        keys = (cache[table[b].long()].flatten(0, 1) if paged else cache[b])[:n, 0]
+        weights = torch.softmax(q[b, 0] @ keys.T * 192**-0.5, -1)
+        torch.testing.assert_close(out[b, 0], weights @ keys[:, :512])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_products_of_pytorch_compute_what_the_reference_does(monkeypatch, seed):
+    kind = CallsOfAKind(
+        288, group=1 + seed % 3, rows=3, value_head_dim=264, dtype=torch.float64, causal=seed % 2 == 0,
+        window=((-1, -1), (40, 3))[seed % 3 == 0], softcap=(0.0, 5.0)[seed % 5 == 0],
+    )  # fmt: skip
+    (q, k, v), arguments = kind.problem(seed)
+    if seed % 2:
+        v = k[..., :264]
+    if seed % 4 == 0:
+        arguments["cache_seqlens"] = None
+    new = ("k", "v", "out", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_seqlens")
+    arguments = {name: x for name, x in arguments.items() if name not in new}
+    expected, expected_lse = flash_attn_with_kvcache(q, k, v, **arguments, return_softmax_lse=True)
+    monkeypatch.setattr("flashwright.operators.decode.decode", lambda *tensors, **_: decode_wide(*tensors[:5]))
+    out, lse = flash_attn_with_kvcache(q, k, v, **arguments, return_softmax_lse=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse.float(), expected_lse)
+
+
 # --- Plans and kernels ----------------------------------------------------------------------------------------------
 
 
@@ -332,6 +390,27 @@ def test_plans_and_kernels_compute_what_the_reference_does(monkeypatch, seed):
     torch.testing.assert_close(out.transpose(1, 2), expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
     assert launches[0] == ("ampere decode", "append" if "k" in arguments else None)
+
+
+@pytest.mark.parametrize(("head_dim", "value_head_dim"), ((64, 40), (24, 64)))
+def test_values_have_columns_of_their_own(monkeypatch, head_dim, value_head_dim):
+    q = some(2, 2, 4, head_dim, seed=1, dtype=torch.bfloat16)
+    k, new_k = (some(2, rows, 2, head_dim, seed=rows, dtype=torch.bfloat16) for rows in (70, 3))
+    v, new_v = (some(2, rows, 2, value_head_dim, seed=rows + 1, dtype=torch.bfloat16) for rows in (70, 3))
+    angles = some(70, 8, seed=2)
+    cosines, sines, lengths = angles.cos().bfloat16(), angles.sin().bfloat16(), int32(67, 10)
+    wanted = [k.clone(), v.clone()]
+    expected, expected_lse = flash_attn_with_kvcache(
+        q, *wanted, new_k, new_v, cosines, sines, cache_seqlens=lengths, causal=True, return_softmax_lse=True
+    )
+    tensors = [x.transpose(1, 2) for x in (q, k, v, torch.full((2, 2, 4, value_head_dim), math.nan).bfloat16())]
+    new = NewRows(new_k.transpose(1, 2), new_v.transpose(1, 2), cosines, sines)
+    options = AttentionOptions.of(causal=True)
+    (out, lse), _ = run_kernels(monkeypatch, CONFIG, *tensors, CacheTensors(lengths), new, options=options)
+    torch.testing.assert_close(k, wanted[0], rtol=1e-2, atol=1e-2)
+    assert torch.equal(v, wanted[1])
+    torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
 
 
 def test_a_cache_that_grows_is_arranged_once(monkeypatch):

@@ -11,13 +11,15 @@ from flashwright.kernels.decode.append import ROTARY_STEP
 from flashwright.kernels.decode.launch import PAGE_STEP
 from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.shapes import MAX_D_HEAD
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
     import torch
 
 NO_WINDOW = (-1, -1)
+MOST_COLUMNS = 1024
+"""Of a cache's rows; above MAX_D_HEAD, PyTorch's products compute with them."""
 
 
 def flash_attn_with_kvcache(
@@ -65,8 +67,9 @@ def flash_attn_with_kvcache(
     sequence has; `k` and `v`, (batch, new rows, kv_heads, head_dim), or with `cu_seqlens_k_new` (new rows of all
     sequences, kv_heads, head_dim), are written behind them. `cache_leftpad` is where each sequence begins in its cache,
     `cache_batch_idx` which of the sequences of the cache, or of the table, it has. Masks are aligned to the bottom
-    right. Head dimensions are up to 256, and values may have another than keys; one that is no multiple of 8 or differs
-    copies the caches in every call.
+    right. Values may have another head dimension than keys. One that is no multiple of 8 copies its cache in every
+    call. Above 256, up to 1,024, PyTorch's products compute, with scores in memory: 576 and 512 are those of multi-head
+    latent attention, where `v_cache` may be `k_cache[..., :512]`.
 
     With `rotary_cos` and `rotary_sin`, (positions, columns / 2), the new keys are rotated for their positions, and the
     queries for the same where the mask is causal or a window, otherwise all for the first of them. Positions are
@@ -75,7 +78,8 @@ def flash_attn_with_kvcache(
     On a GPU, lengths that lead out of the cache are clamped, keys on pages or in sequences that the cache does not have
     count as zeros, and what does not fit is not written. `num_splits`, `scheduler_metadata`, `pack_gqa` and `sm_margin`
     are accepted: splits are chosen on the device from the actual lengths, and heads are always packed. With
-    `row_invariant`, the bits of a sequence do not depend on the others. Gradients are not computed.
+    `row_invariant`, the bits of a sequence do not depend on the others. Rows of no sequence are 0, unless `out` is
+    given, and their log-sum-exp is -inf. Gradients are not computed.
     """
     import torch
 
@@ -102,10 +106,10 @@ def flash_attn_with_kvcache(
     def whole(numbers: torch.Tensor | None) -> torch.Tensor | None:
         return None if numbers is None else numbers.to(torch.int32).contiguous()
 
-    columns = kernel_columns(q.shape[-1], v_cache.shape[-1])
-    if not columns == q.shape[-1] == v_cache.shape[-1]:
+    is_wide = max(q.shape[-1], v_cache.shape[-1]) > MAX_D_HEAD
+    if not is_wide and (q.shape[-1] % HEAD_DIM_STEP or v_cache.shape[-1] % HEAD_DIM_STEP):
         return _with_padded_columns(
-            columns, q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, out, rotary_cos=rotary_cos,
+            q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, out, rotary_cos=rotary_cos,
             rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad, block_table=table, causal=causal, window_size=window_size, softcap=softcap,
             rotary_interleaved=rotary_interleaved, num_splits=num_splits, cu_seqlens_q=cu_seqlens_q,
@@ -161,7 +165,8 @@ def flash_attn_with_kvcache(
         target = out.transpose(1, 2) if cu_seqlens_q is None else out.transpose(0, 1)[None]
     caches = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     with torch.no_grad():
-        if cu_seqlens_k_new is not None or rotary_seqlens is not None:
+        rotates_ragged = rotary_cos is not None and (cu_seqlens_q is not None or rotary_seqlens is not None)
+        if k is not None and (is_wide or cu_seqlens_k_new is not None or rotates_ragged):
             queries, cache = append_ragged(queries, *caches, cache, new, whole(cu_seqlens_k_new), whole(rotary_seqlens))
             new = NOTHING_NEW
         result, lse = decode(
@@ -175,7 +180,6 @@ def flash_attn_with_kvcache(
 
 
 def _with_padded_columns(
-    columns: int,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -188,13 +192,12 @@ def _with_padded_columns(
 ) -> Any:
     """The same with a head dimension that the kernels have; what is appended to the copies is written back."""
     head_dim, value_head_dim = q.shape[-1], v_cache.shape[-1]
-    keys, values = with_columns(k_cache, columns), with_columns(v_cache, columns)
-    new_keys, new_values = (None if x is None else with_columns(x, columns) for x in (k, v))
+    queries, keys, values = (with_columns(x, kernel_columns(x.shape[-1])) for x in (q, k_cache, v_cache))
+    new_keys, new_values = (None if x is None else with_columns(x, kernel_columns(x.shape[-1])) for x in (k, v))
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     result, lse = flash_attn_with_kvcache(
-        with_columns(q, columns), keys, values, new_keys, new_values, softmax_scale=scale, return_softmax_lse=True,
-        **options,
-    )  # fmt: skip
+        queries, keys, values, new_keys, new_values, softmax_scale=scale, return_softmax_lse=True, **options
+    )
     if k is not None:
         for cache, padded in ((k_cache, keys), (v_cache, values)):
             if padded is not cache:
@@ -223,10 +226,12 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, rag
             f"{tuple(v_cache.shape)}"
         )
     head_dim = q.shape[-1]
-    if head_dim != k_cache.shape[-1] or not 0 < head_dim <= MAX_D_HEAD:
-        raise ValueError(f"head_dim: q has {head_dim}, k_cache {k_cache.shape[-1]}; allowed: equal, 1 to {MAX_D_HEAD}")
-    if not 0 < v_cache.shape[-1] <= MAX_D_HEAD:
-        raise ValueError(f"head_dim: v_cache has {v_cache.shape[-1]}; allowed: 1 to {MAX_D_HEAD}")
+    if head_dim != k_cache.shape[-1] or not 0 < head_dim <= MOST_COLUMNS:
+        raise ValueError(
+            f"head_dim: q has {head_dim}, k_cache {k_cache.shape[-1]}; allowed: equal, 1 to {MOST_COLUMNS}"
+        )
+    if not 0 < v_cache.shape[-1] <= MOST_COLUMNS:
+        raise ValueError(f"head_dim: v_cache has {v_cache.shape[-1]}; allowed: 1 to {MOST_COLUMNS}")
     heads, kv_heads = q.shape[-2], k_cache.shape[-2]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads, which is not a multiple of the cache's {kv_heads}")
