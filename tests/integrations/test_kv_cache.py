@@ -18,6 +18,7 @@ from flashwright import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from flashwright.integrations import kv_cache
 from flashwright.kernels.registry import parse_config
 from flashwright.operators.ragged_append import append_ragged
 from flashwright.operators.wide_heads import decode_wide
@@ -310,6 +311,29 @@ def test_any_head_dimensions_of_keys_and_values(head_dim, value_head_dim):
 def test_what_is_wrong_is_said(arguments, message):
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
         flash_attn_with_kvcache(some(1, 1, 2, 8), some(1, 8, 1, 8), some(1, 8, 1, 8), **arguments)
+
+
+def test_calls_of_a_form_are_checked_once(monkeypatch):
+    """As on a GPU, where values are not looked at."""
+    checked: list[Any] = []
+    check = kv_cache._check_call
+    monkeypatch.setattr(kv_cache, "_checked_forms", set())
+    monkeypatch.setattr(kv_cache, "way_of_call", lambda *tensors: kv_cache.LAUNCHED)
+    monkeypatch.setattr(kv_cache, "_check_call", lambda given: (checked.append(given), check(given)))
+    q, k = some(1, 1, 2, 8), some(1, 9, 1, 8)
+    for cache in (k, k, k[:, :7], k[:, :5].contiguous()):
+        flash_attn_with_kvcache(q, cache, cache, cache_seqlens=int32(5))
+    assert len(checked) == 1
+    for other in ({"causal": True}, {"cache_seqlens": int32(5).long()}, {"softcap": 2.0}, {"out": torch.empty_like(q)}):
+        flash_attn_with_kvcache(q, k, k, **{"cache_seqlens": int32(5), **other})
+    assert len(checked) == 5
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"cache_seqlens: shape \(2,\) is not allowed"):
+            flash_attn_with_kvcache(q, k, k, cache_seqlens=int32(5, 5))
+        with pytest.raises(ValueError, match=r"cache_seqlens: 10 is not allowed"):
+            flash_attn_with_kvcache(q, k, k, cache_seqlens=10)
+        with pytest.raises(ValueError, match=r"window: \{1: 2\} is not allowed"):
+            flash_attn_with_kvcache(q, k, k, window_size={1: 2})
 
 
 # --- Head dimensions that no kernel has ------------------------------------------------------------------------------
