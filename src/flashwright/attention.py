@@ -19,7 +19,7 @@ from flashwright.operators.forward import call_kind, config_chosen_for, forget_p
 from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.operators.warming import compile_ahead, needed_kernels
 from flashwright.problem.dtypes import DType
-from flashwright.problem.options import AttentionOptions
+from flashwright.problem.options import AttentionOptions, as_pair
 from flashwright.problem.shapes import MAX_D_HEAD, check_shapes, is_empty
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, require_torch, this_gpu
 from flashwright.runtime.plans import CallKind
@@ -138,8 +138,8 @@ def attention(
     log-sum-exp too. On a GPU they are computed by kernels of the family that the call names, if it has them for the
     head dimension.
     """
-    if window.__class__ is list:
-        window = tuple(window)
+    if window is not None:
+        window = as_pair(window)
     way = way_of_call(q, k, v)
     if way:  # beside the dispatcher
         # All that a kind of call depends on. Tensors elsewhere have other device indices, and fail when it is made.

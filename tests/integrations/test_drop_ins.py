@@ -7,6 +7,7 @@ import math
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,6 +24,7 @@ from flashwright.integrations.flash_attn import (
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
 )
+from flashwright.integrations.kv_cache import flash_attn_with_kvcache
 from flashwright.integrations.sdpa import scaled_dot_product_attention
 from flashwright.operators import torch_ops
 from flashwright.problem.options import AttentionOptions
@@ -259,6 +261,20 @@ def test_flash_attn_func_takes_rows_before_heads_and_aligns_bottom_right(options
     torch.testing.assert_close(out, rows_first(truth))
     torch.testing.assert_close(lse, truth.lse)
     assert nothing.numel() == 0
+
+
+@pytest.mark.parametrize(
+    "window", (torch.tensor([3, 1]), np.array([3, 1]), (np.int64(3), np.int32(1)), [torch.tensor(3), torch.tensor(1)])
+)
+def test_windows_may_be_tensors_and_numbers_of_numpy(window):
+    q, k, v = tensors((2, 5, 4, 16), (2, 9, 2, 16))
+    expected = flash_attn_func(q, k, v, window_size=(3, 1))
+    assert torch.equal(flash_attn_func(q, k, v, window_size=window), expected)
+    torch.testing.assert_close(flash_attn_with_kvcache(q, k, v, window_size=window), expected)
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    starts = [torch.arange(3, dtype=torch.int32) * rows for rows in (5, 9)]
+    out = flash_attn_varlen_func(*packed, *starts, 5, 9, window_size=window)
+    torch.testing.assert_close(out.view_as(q), expected)
 
 
 def test_packed_tensors_are_taken_apart():

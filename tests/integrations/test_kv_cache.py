@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cache_cases import int32, random_problem, some
+from cache_cases import CallsOfAKind, int32, random_problem, some
 from simulating_gpu import SimulatingGPU
 
 from flashwright import (
@@ -18,8 +18,10 @@ from flashwright import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from flashwright.integrations import kv_cache
 from flashwright.kernels.registry import parse_config
 from flashwright.operators.ragged_append import append_ragged
+from flashwright.operators.wide_heads import decode_wide
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.decode_plans import CacheTensors, DecodeKind, NewRows
 
@@ -72,6 +74,45 @@ def test_pages_are_found_by_either_name_of_their_table(name):
     for b, n in enumerate((20, 32)):
         keys, values = (torch.cat([x[int(page)] for page in table[b]])[:n] for x in (k, v))
         torch.testing.assert_close(out[b], naive(q[b], keys, values))
+
+
+def test_a_tables_rows_may_be_named_by_cache_batch_idx():
+    k, v, q = some(6, 16, 1, 8, seed=1), some(6, 16, 1, 8, seed=2), some(2, 1, 2, 8, seed=3)
+    table, index = int32(5, 0, 3, 2, 1, 4).view(3, 2), int32(2, 0)
+    out = flash_attn_with_kvcache(q, k, v, cache_seqlens=int32(20, 32), block_table=table, cache_batch_idx=index)
+    expected = flash_attn_with_kvcache(q, k, v, cache_seqlens=int32(20, 32), block_table=table[index])
+    assert torch.equal(out, expected)
+
+
+def test_pages_that_hold_keys_are_checked_and_others_are_not():
+    k, q = some(2, 16, 1, 8), some(1, 1, 2, 8)
+    table = int32(1, 9).view(1, 2)
+    assert flash_attn_with_kvcache(q, k, k, cache_seqlens=16, block_table=table).isfinite().all()
+    with pytest.raises(ValueError, match=r"block_table: from 1 to 9; allowed: 0 to 1"):
+        flash_attn_with_kvcache(q, k, k, cache_seqlens=17, block_table=table)
+    with pytest.raises(ValueError, match=r"block_table: from 1 to 9; allowed: 0 to 1"):
+        flash_attn_with_kvcache(q, k, k, q[:, :, :1], q[:, :, :1], cache_seqlens=16, block_table=table)
+
+
+@pytest.mark.parametrize("integers", (torch.int64, torch.int32))
+def test_numbers_may_be_of_either_integer_type(integers):
+    q, k = some(4, 2, 8), some(3, 20, 1, 8, seed=1)
+    starts, lengths, index = (int32(*x).to(integers) for x in ((0, 1, 4), (9, 20), (2, 0)))
+    out = flash_attn_with_kvcache(
+        q, k, k, cache_seqlens=lengths, cache_batch_idx=index, cu_seqlens_q=starts, max_seqlen_q=3, causal=True
+    )
+    torch.testing.assert_close(out[:1], naive(q[:1], k[2, :9], k[2, :9], causal=True))
+    torch.testing.assert_close(out[1:], naive(q[1:], k[0], k[0], causal=True))
+
+
+def test_arguments_of_the_third_generation_that_say_nothing_change_nothing():
+    q, k = some(2, 1, 2, 8), some(2, 20, 1, 8, seed=1)
+    expected = flash_attn_with_kvcache(q, k, k, cache_seqlens=7)
+    out = flash_attn_with_kvcache(
+        q, k, k, cache_seqlens=7, rotary_seqlens=int32(7, 7), num_splits=3, pack_gqa=True, sm_margin=8,
+        scheduler_metadata=int32(1), attention_chunk=0,
+    )  # fmt: skip
+    assert torch.equal(out, expected)
 
 
 def test_new_keys_are_written_behind_those_that_are_there_and_nothing_else_is():
@@ -204,6 +245,24 @@ def test_ragged_keys_that_do_not_fit_are_not_written(lengths):
         assert torch.equal(written, old)
 
 
+def test_ragged_queries_may_be_rotated_with_dense_new_keys():
+    q, k, new = some(3, 2, 16, seed=1), some(2, 9, 1, 16, seed=2), some(2, 1, 1, 16, seed=3)
+    angles = some(9, 8, seed=4)
+    tables, lengths = (angles.cos(), angles.sin()), int32(4, 6)
+    caches = [k.clone(), k.clone()]
+    arguments = {"cache_seqlens": lengths, "causal": True, "cu_seqlens_q": int32(0, 1, 3), "max_seqlen_q": 2}
+    out = flash_attn_with_kvcache(q, *caches, new, new, *tables, **arguments)
+    for b, rows in enumerate((slice(0, 1), slice(1, 3))):
+        own = [k[b : b + 1].clone() for _ in range(2)]
+        new_rows = new[b : b + 1]
+        expected = flash_attn_with_kvcache(
+            q[None, rows], *own, new_rows, new_rows, *tables, cache_seqlens=lengths[b : b + 1], causal=True
+        )
+        torch.testing.assert_close(out[rows], expected[0])
+        for written, wanted in zip(caches, own, strict=True):
+            torch.testing.assert_close(written[b], wanted[0])
+
+
 def test_the_output_may_be_given():
     q, k = some(1, 1, 2, 8), some(1, 4, 2, 8)
     out = torch.full_like(q, math.nan)
@@ -211,7 +270,7 @@ def test_the_output_may_be_given():
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize(("head_dim", "value_head_dim"), ((59, 59), (24, 16), (16, 24), (13, 7)))
+@pytest.mark.parametrize(("head_dim", "value_head_dim"), ((59, 59), (24, 16), (16, 24), (13, 7), (300, 200), (8, 264)))
 def test_any_head_dimensions_of_keys_and_values(head_dim, value_head_dim):
     q, k, v = some(2, 2, 4, head_dim), some(2, 9, 2, head_dim, seed=1), some(2, 9, 2, value_head_dim, seed=2)
     new_k, new_v = some(2, 1, 2, head_dim, seed=3), some(2, 1, 2, value_head_dim, seed=4)
@@ -244,7 +303,7 @@ def test_any_head_dimensions_of_keys_and_values(head_dim, value_head_dim):
         ({"alibi_slopes": some(2)}, r"alibi_slopes: not supported"),
         ({"qv": some(2), "attention_chunk": 3}, r"qv, attention_chunk: not supported"),
         ({"cu_seqlens_k_new": int32(0, 1)}, r"cu_seqlens_k_new: says something of k and v, which are not given"),
-        ({"rotary_seqlens": int32(0)}, r"rotary_seqlens: says something of rotary_cos and rotary_sin"),
+        ({"cache_batch_idx": int32(1)}, r"cache_batch_idx: from 1 to 1; allowed: 0 to 0"),
         ({"cu_seqlens_q": int32(0, 1)}, r"q: shape \(1, 1, 2, 8\) is not allowed; allowed: \(rows, heads, head_dim\)"),
         ({"out": some(1, 1, 1, 8)}, r"out: .* is not allowed; allowed: \(1, 1, 2, 8\)"),
     ),
@@ -252,6 +311,68 @@ def test_any_head_dimensions_of_keys_and_values(head_dim, value_head_dim):
 def test_what_is_wrong_is_said(arguments, message):
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=message):
         flash_attn_with_kvcache(some(1, 1, 2, 8), some(1, 8, 1, 8), some(1, 8, 1, 8), **arguments)
+
+
+def test_calls_of_a_form_are_checked_once(monkeypatch):
+    """As on a GPU, where values are not looked at."""
+    checked: list[Any] = []
+    check = kv_cache._check_call
+    monkeypatch.setattr(kv_cache, "_checked_forms", set())
+    monkeypatch.setattr(kv_cache, "way_of_call", lambda *tensors: kv_cache.LAUNCHED)
+    monkeypatch.setattr(kv_cache, "_check_call", lambda given: (checked.append(given), check(given)))
+    q, k = some(1, 1, 2, 8), some(1, 9, 1, 8)
+    for cache in (k, k, k[:, :7], k[:, :5].contiguous()):
+        flash_attn_with_kvcache(q, cache, cache, cache_seqlens=int32(5))
+    assert len(checked) == 1
+    for other in ({"causal": True}, {"cache_seqlens": int32(5).long()}, {"softcap": 2.0}, {"out": torch.empty_like(q)}):
+        flash_attn_with_kvcache(q, k, k, **{"cache_seqlens": int32(5), **other})
+    assert len(checked) == 5
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"cache_seqlens: shape \(2,\) is not allowed"):
+            flash_attn_with_kvcache(q, k, k, cache_seqlens=int32(5, 5))
+        with pytest.raises(ValueError, match=r"cache_seqlens: 10 is not allowed"):
+            flash_attn_with_kvcache(q, k, k, cache_seqlens=10)
+        with pytest.raises(ValueError, match=r"window: \{1: 2\} is not allowed"):
+            flash_attn_with_kvcache(q, k, k, window_size={1: 2})
+
+
+# --- Head dimensions that no kernel has ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paged", (False, True))
+def test_latent_attention_has_keys_of_576_and_values_of_512_columns(paged):
+    q, cache = some(2, 1, 16, 576, seed=1), some(8, 16, 1, 576, seed=2)
+    lengths, table = (40, 17), int32(3, 0, 5, 1, 7, 2).view(2, 3)
+    pages = {"block_table": table} if paged else {}
+    if not paged:
+        cache = cache[table.long()].flatten(1, 2)
+    out = flash_attn_with_kvcache(
+        q, cache, cache[..., :512], cache_seqlens=int32(*lengths), causal=True, softmax_scale=192**-0.5, **pages
+    )
+    for b, n in enumerate(lengths):
+        keys = (cache[table[b].long()].flatten(0, 1) if paged else cache[b])[:n, 0]
+        weights = torch.softmax(q[b, 0] @ keys.T * 192**-0.5, -1)
+        torch.testing.assert_close(out[b, 0], weights @ keys[:, :512])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_products_of_pytorch_compute_what_the_reference_does(monkeypatch, seed):
+    kind = CallsOfAKind(
+        288, group=1 + seed % 3, rows=3, value_head_dim=264, dtype=torch.float64, causal=seed % 2 == 0,
+        window=((-1, -1), (40, 3))[seed % 3 == 0], softcap=(0.0, 5.0)[seed % 5 == 0],
+    )  # fmt: skip
+    (q, k, v), arguments = kind.problem(seed)
+    if seed % 2:
+        v = k[..., :264]
+    if seed % 4 == 0:
+        arguments["cache_seqlens"] = None
+    new = ("k", "v", "out", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_seqlens")
+    arguments = {name: x for name, x in arguments.items() if name not in new}
+    expected, expected_lse = flash_attn_with_kvcache(q, k, v, **arguments, return_softmax_lse=True)
+    monkeypatch.setattr("flashwright.operators.decode.decode", lambda *tensors, **_: decode_wide(*tensors[:5]))
+    out, lse = flash_attn_with_kvcache(q, k, v, **arguments, return_softmax_lse=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse.float(), expected_lse)
 
 
 # --- Plans and kernels ----------------------------------------------------------------------------------------------
@@ -295,6 +416,27 @@ def test_plans_and_kernels_compute_what_the_reference_does(monkeypatch, seed):
     assert launches[0] == ("ampere decode", "append" if "k" in arguments else None)
 
 
+@pytest.mark.parametrize(("head_dim", "value_head_dim"), ((64, 40), (24, 64)))
+def test_values_have_columns_of_their_own(monkeypatch, head_dim, value_head_dim):
+    q = some(2, 2, 4, head_dim, seed=1, dtype=torch.bfloat16)
+    k, new_k = (some(2, rows, 2, head_dim, seed=rows, dtype=torch.bfloat16) for rows in (70, 3))
+    v, new_v = (some(2, rows, 2, value_head_dim, seed=rows + 1, dtype=torch.bfloat16) for rows in (70, 3))
+    angles = some(70, 8, seed=2)
+    cosines, sines, lengths = angles.cos().bfloat16(), angles.sin().bfloat16(), int32(67, 10)
+    wanted = [k.clone(), v.clone()]
+    expected, expected_lse = flash_attn_with_kvcache(
+        q, *wanted, new_k, new_v, cosines, sines, cache_seqlens=lengths, causal=True, return_softmax_lse=True
+    )
+    tensors = [x.transpose(1, 2) for x in (q, k, v, torch.full((2, 2, 4, value_head_dim), math.nan).bfloat16())]
+    new = NewRows(new_k.transpose(1, 2), new_v.transpose(1, 2), cosines, sines)
+    options = AttentionOptions.of(causal=True)
+    (out, lse), _ = run_kernels(monkeypatch, CONFIG, *tensors, CacheTensors(lengths), new, options=options)
+    torch.testing.assert_close(k, wanted[0], rtol=1e-2, atol=1e-2)
+    assert torch.equal(v, wanted[1])
+    torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
+
+
 def test_a_cache_that_grows_is_arranged_once(monkeypatch):
     SimulatingGPU(monkeypatch)
     kind = DecodeKind(AttentionOptions(), lambda *sizes: parse_config(CONFIG), returns_lse=False, device_index=0)
@@ -318,3 +460,18 @@ def test_keys_are_not_appended_to_pages_that_do_not_exist(monkeypatch):
     out, _ = kind.run(q, k, v, torch.full_like(q, math.nan), cache, NewRows(q, q))
     assert torch.equal(k, before[0]) and torch.equal(v, before[1])
     assert (out == 0).all()
+
+
+@pytest.mark.parametrize("index", (-1, 2, 2**31 - 1))
+def test_a_sequence_that_the_cache_does_not_have_reads_and_writes_no_other(monkeypatch, index):
+    SimulatingGPU(monkeypatch)
+    kind = DecodeKind(AttentionOptions(), lambda *sizes: parse_config(CONFIG), returns_lse=False, device_index=0)
+    k, v = (some(2, 2, 40, 64, seed=seed, dtype=torch.bfloat16) for seed in (1, 2))
+    q, new = (some(2, 2, 1, 64, seed=seed, dtype=torch.bfloat16) for seed in (3, 4))
+    before = [k.clone(), v.clone()]
+    cache = CacheTensors(int32(30, 39), cache_index=int32(index, 0))
+    out, _ = kind.run(q, k, v, torch.full_like(q, math.nan), cache, NewRows(new, new))
+    for written, old in zip((k, v), before, strict=True):
+        old[0, :, 39] = new[1, :, 0]
+        assert torch.equal(written, old)
+    assert (out[0] == 0).all() and out[1].isfinite().all() and (out[1] != 0).any()

@@ -34,6 +34,7 @@ def test_numbers_of_numpy_are_numbers(recwarn):
     options = AttentionOptions.of(np.True_, (np.int64(3), np.int32(-1)), np.float32(0.5), np.float64(5))
     assert options == AttentionOptions(Window(3, 0), 0.5, 5.0)
     assert [type(value) for value in (options.window.left, options.scale, options.softcap)] == [int, float, float]
+    assert AttentionOptions.of(False, np.array([3, -1])).window == Window(3, None)
     assert not recwarn.list
 
 
@@ -49,6 +50,8 @@ def test_numbers_of_numpy_are_numbers(recwarn):
         ({"window": (-2, 0)}, "each side must be None, -1 .no limit. or an integer of at least 0"),
         ({"window": (0, 1.5)}, "each side must be"),
         ({"window": (True, 0)}, "each side must be"),
+        ({"window": np.array([0.0, 1.0])}, "each side must be"),
+        ({"window": np.zeros((2, 2), int)}, "each side must be"),
         ({"scale": 0.0}, "scale: 0.0 is not allowed; allowed: None .1/√head_dim., or a positive finite number"),
         ({"scale": -1.0}, "scale: -1.0"),
         ({"scale": 1e-60}, "scale: 1e-60"),

@@ -46,6 +46,7 @@ def decoded(
     window: Any = None,
     softcap: float = 0.0,
     head_dim: int | None = None,
+    value_head_dim: int | None = None,
     seed: int = 0,
     **arguments: Any,
 ) -> ForwardSimulation:
@@ -59,7 +60,7 @@ def decoded(
 
     head_dim = head_dim or config.d_head
     q = some(len(lengths), heads[0], rows, head_dim)
-    k, v = (some(len(lengths), heads[1], capacity, head_dim) for _ in range(2))
+    k, v = (some(len(lengths), heads[1], capacity, columns) for columns in (head_dim, value_head_dim or head_dim))
     simulated = simulate_decode(
         config, *(x.view(torch.int16).numpy().view(NUMPY_DTYPES[config.dtype]) for x in (q, k, v)),
         kv_lengths=np.array(lengths), options=AttentionOptions.of(causal, window, None, softcap), return_lse=True,

@@ -34,7 +34,7 @@ from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varl
 from flashwright.integrations.kv_cache import flash_attn_with_kvcache
 from flashwright.integrations.sdpa import autocast
 from flashwright.operators.columns import kernel_columns, with_columns
-from flashwright.problem.shapes import MAX_D_HEAD
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
 from flashwright.problem.window import Window
 
 if TYPE_CHECKING:
@@ -271,11 +271,21 @@ def attention_forward(
     of continuous batching, keys and values are written to it and read from it first."""
     import torch
 
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if (
+        attention_mask is None and cu_seq_lens_q is None and cache is None and position_bias is None
+        and s_aux is None and not dropout and not kwargs.get("output_attentions") and active_context() is None
+        and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] == value.shape[-1] <= MAX_D_HEAD
+        and query.shape[-1] % HEAD_DIM_STEP == 0 and not torch.is_autocast_enabled(query.device.type)
+    ):  # fmt: skip
+        # A step of a generation, which is not to wait for the questions below.
+        sides_of_rows = None if sliding_window is None else _window(sliding_window, causal)[:2]
+        out = attention(query, key, value, causal=causal, window=sides_of_rows, scale=scaling, softcap=softcap or 0.0)
+        return out.transpose(1, 2).contiguous(), None
     if s_aux is not None:
         raise NotImplementedError("s_aux (attention sinks): not supported by flashwright")
     if kwargs.get("output_attentions"):
         warn_once("flashwright gives no attention weights (output_attentions); use attn_implementation='eager'")
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = _window(sliding_window, causal)
     if cache is not None:
         paged = {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, **kwargs}

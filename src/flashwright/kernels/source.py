@@ -90,9 +90,10 @@ def _headers_in(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]
 
 
 def variant_constants(variant: AttentionVariant) -> dict[str, Constant]:
-    return {field.name: getattr(variant, field.name) for field in fields(variant)} | {
-        "pads_columns": variant.pads_columns
-    }
+    """As kernels have them whose tensors all have one head dimension."""
+    constants = {field.name: getattr(variant, field.name) for field in fields(variant)}
+    del constants["value_head_dim"]
+    return constants | {"pads_columns": variant.pads_columns}
 
 
 class Config(Protocol):

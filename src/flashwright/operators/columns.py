@@ -9,9 +9,9 @@ import numpy as np
 from flashwright.problem.shapes import HEAD_DIM_STEP
 
 
-def kernel_columns(head_dim: int, value_head_dim: int) -> int:
-    """The head dimension of a kernel's tensors that hold such queries and values: one for all of them."""
-    return -(-max(head_dim, value_head_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
+def kernel_columns(*head_dims: int) -> int:
+    """The head dimension of a kernel's tensors that hold such ones: one for all of them."""
+    return -(-max(head_dims) // HEAD_DIM_STEP) * HEAD_DIM_STEP
 
 
 def with_columns(x: Any, columns: int) -> Any:

@@ -9,6 +9,7 @@ from flashwright.choice.choose import decode_choice
 from flashwright.kernels.family import KernelConfig
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
+from flashwright.problem.shapes import MAX_D_HEAD
 from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeKind, NewRows
 from flashwright.runtime.devices import gpu_model
 from flashwright.runtime.reference import attention_reference
@@ -50,13 +51,26 @@ def decode(
         if out is not None:
             result = out.copy_(result)
         return result, lse if with_lse else None
+    if max(q.shape[3], v.shape[3]) > MAX_D_HEAD:
+        from flashwright.operators.wide_heads import decode_wide
+
+        result, lse = decode_wide(q, k, v, options, cache)
+        return result if out is None else out.copy_(result), lse if with_lse else None
     split_units = INVARIANT_SPLIT_UNITS if row_invariant else 0
     kind = decode_kind(options, DType.parse(str(q.dtype)), q.device.index, with_lse, split_units)
     q = with_vector_rows(q)
     new = new._replace(**{
         name: with_vector_rows(x) for name in ("k", "v") if (x := getattr(new, name)) is not None
     })  # fmt: skip
-    return kind.run(q, k, v, empty_output(q) if out is None else out, cache, new)
+    return kind.run(q, k, v, _output(q, v, cache) if out is None else out, cache, new)
+
+
+def _output(q: torch.Tensor, v: torch.Tensor, cache: CacheTensors) -> torch.Tensor:
+    if cache.q_starts is None and q.shape[3] == v.shape[3]:
+        return empty_output(q)
+    batch, heads, rows, _ = q.shape
+    new = q.new_empty if cache.q_starts is None else q.new_zeros  # rows of no sequence are not written
+    return new((batch, rows, heads, v.shape[3])).transpose(1, 2)  # as the drop-ins have them
 
 
 # --- The reference ---------------------------------------------------------------------------------------------------
@@ -70,7 +84,7 @@ def _reference(
     starts = cache.q_starts
     sequences = q.shape[0] if starts is None else len(starts) - 1
     capacity = k.shape[2] if cache.page_table is None else cache.page_table.shape[1] * k.shape[2]
-    out = torch.zeros_like(q)
+    out = q.new_zeros((*q.shape[:3], v.shape[3]))
     lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32)
     for batch in range(sequences):
         held = capacity if cache.kv_lengths is None else int(cache.kv_lengths[batch])

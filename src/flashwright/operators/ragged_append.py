@@ -1,4 +1,4 @@
-"""New rows of different numbers for each sequence, and rotations for positions of their own, written into a cache by
+"""New rows of different numbers for each sequence, rotations of ragged queries, and for positions of their own, by
 PyTorch's operations: the kernel that appends has one number of rows for all. Nothing is read back by the host."""
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def append_ragged(
     first_positions = lengths if rotary_lengths is None else rotary_lengths
     k_starts = _dense_starts(len(lengths), new.k) if k_starts is None else k_starts
     keys, values = (x.transpose(0, 1).flatten(1, 2) for x in (new.k, new.v))  # (heads, rows of all, head_dim)
-    sequence, row, is_any = _places(k_starts, keys.shape[1])
+    sequence, row, is_any = row_places(k_starts, keys.shape[1])
     if new.cosines is not None:
         keys = rotated(keys, first_positions[sequence] + row, new)
     _write(k_cache, v_cache, cache, keys, values, sequence, lengths[sequence] + row, is_any)
     if new.cosines is not None:
         starts = _dense_starts(len(lengths), q) if cache.q_starts is None else cache.q_starts
         flat = q.transpose(0, 1).flatten(1, 2)
-        sequence, row, _ = _places(starts, flat.shape[1])
+        sequence, row, _ = row_places(starts, flat.shape[1])
         turned = rotated(flat, first_positions[sequence] + (row if new.advances else 0), new)
         q = turned.unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
     return q, cache._replace(kv_lengths=(lengths + k_starts.diff()).to(torch.int32))
@@ -44,7 +44,7 @@ def _dense_starts(sequences: int, x: Tensor) -> Tensor:
     return torch.arange(sequences + 1, device=x.device, dtype=torch.int32) * x.shape[2]
 
 
-def _places(starts: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def row_places(starts: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of each of so many rows: its sequence, its number there, and whether it is of any."""
     row = torch.arange(rows, device=starts.device, dtype=starts.dtype)
     sequence = torch.searchsorted(starts[1:].contiguous(), row, right=True)
@@ -71,12 +71,12 @@ def _write(
     if cache.page_table is not None:
         number = place // page_rows
         fits = fits & (number < cache.page_table.shape[1])
-        page = cache.page_table[sequence, number.clamp(0, cache.page_table.shape[1] - 1)]
-        fits, place = fits & (page >= 0) & (page < k_cache.shape[0]), place % page_rows
+        page, place = cache.page_table[sequence, number.clamp(0, cache.page_table.shape[1] - 1)], place % page_rows
     else:
         if cache.cache_index is not None:
-            page = cache.cache_index[sequence].clamp(0, k_cache.shape[0] - 1)
+            page = cache.cache_index[sequence]
         fits = fits & (place < page_rows)
+    fits = fits & (page >= 0) & (page < k_cache.shape[0])
     page, place = page.long().clamp(0, k_cache.shape[0] - 1), place.long().clamp(0, page_rows - 1)
     # Whatever does not fit writes what the first that does writes, to the same place; if there is none, what is there.
     first = fits.int().argmax()

@@ -78,6 +78,22 @@ def _is_positive_fp32(value: Any) -> bool:
     return _ROUNDS_TO_ZERO < number < _ROUNDS_TO_INFINITY
 
 
+def as_pair(window: Any) -> Any:
+    """A window with sides that are numbers of Python, as a tuple, from a tensor or an array of two or a pair of numbers
+    of other libraries. What is no pair is returned as it is, to be refused by its name."""
+    if window.__class__ is tuple:
+        for side in window:
+            if side.__class__ is not int and side is not None:
+                break
+        else:
+            return window  # as most calls have it: they are not to wait
+    if hasattr(window, "tolist"):
+        window = window.tolist()
+    if not isinstance(window, list | tuple):
+        return window
+    return tuple(side.item() if getattr(side, "ndim", None) == 0 else side for side in window)
+
+
 def as_window(causal: bool | str, window: Any) -> Window:
     """`causal` and `window` as one value."""
     bottom_right = True
@@ -90,6 +106,7 @@ def as_window(causal: bool | str, window: Any) -> Window:
     if window is None:
         left = right = None
     else:
+        window = as_pair(window)
         if not isinstance(window, Sequence) or isinstance(window, str) or len(window) != 2:
             raise ValueError(f"window: {window!r} is not allowed; allowed: None, or a pair (left, right)")
         left, right = (_limit(window, side) for side in window)

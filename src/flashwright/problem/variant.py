@@ -23,6 +23,8 @@ class AttentionVariant:
     """Sequences of different lengths are packed one after the other."""
     head_dim: int = 0
     """Columns of the tensors when they are fewer than the config's d_head; 0: as many."""
+    value_head_dim: int = 0
+    """Columns of V and O when they are not as many as those of Q and K; 0: as many. Decode kernels know it."""
 
     @property
     def pads_columns(self) -> bool:

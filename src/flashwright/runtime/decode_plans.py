@@ -114,7 +114,7 @@ class DecodeKind:
         whole = cache.page_table is not None or self.split_units
         keys = k_shape if whole else (k_shape[0], k_shape[1], k_shape[3])
         layout = (
-            q.shape, q.stride(), out.stride(), keys, cache.max_q_length, *new[4:],
+            q.shape, q.stride(), out.stride(), keys, v.shape[3], cache.max_q_length, *new[4:],
             *(None if x is None else (x.shape, x.stride()) for x in tensors[4:]),
         )  # fmt: skip
         arrangement = self.arrangements.get(layout)
@@ -179,13 +179,14 @@ class DecodeArrangement:
         self.rotates_queries = new.cosines is not None
         self.appends_keys = new.k is not None
         self.is_paged = cache.page_table is not None
+        self.is_ragged = cache.q_starts is not None
         views = [
             DeviceTensor(name, _marker(place), DType.parse(str(x.dtype)), tuple(x.shape), tuple(x.stride()))
             for place, (name, x) in enumerate((("q", q), ("k_cache", k), ("v_cache", v), ("out", out)))
         ]
         view = _cache_view(q, cache, 0 if new.k is None else new.k.shape[2])
         group_rows = (cache.max_q_length if cache.q_starts is not None else q.shape[2]) * (q.shape[1] // k.shape[1])
-        config: Any = kind.choose(q.shape[3], group_rows)
+        config: Any = kind.choose(max(q.shape[3], v.shape[3]), group_rows)
         blocks = multiprocessors(index)
         self.scratch: DecodeScratch = decode_scratch(
             config, views[0], views[1], view, multiprocessors=blocks, split_units=kind.split_units
@@ -224,7 +225,7 @@ class DecodeArrangement:
         cache_words = self._cache_words(tensors)
         index = kind.device_index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if kind.returns_lse else None
+        lse = self._empty_lse(q) if kind.returns_lse else None
         partials = torch.empty(self.scratch.partial_bytes, dtype=torch.uint8, device=q.device)
         arrivals = arrival_counters(q.device).take(self.scratch.arrivals, stream)
         rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if self.rotates_queries else None
@@ -236,13 +237,19 @@ class DecodeArrangement:
                 self._launch(addresses, cache_words, stream)
         return out, lse
 
+    def _empty_lse(self, q: torch.Tensor) -> torch.Tensor:
+        torch = self.kind.torch
+        if not self.is_ragged:
+            return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        return torch.full(q.shape[:3], -torch.inf, device=q.device)  # rows of no sequence are not written
+
     def _cache_words(self, tensors: tuple[torch.Tensor | None, ...]) -> list[tuple[int, int]]:
         """What follows from the cache's rows and strides: (word of the arguments, value)."""
         q, k, v = tensors[:3]
         assert q is not None and k is not None and v is not None
         found = []
         for name, x, first in (("k_cache", k, _K), ("v_cache", v, _V)):
-            if x.shape != k.shape:
+            if x.shape[:3] != k.shape[:3]:
                 raise ValueError(f"v_cache: {tuple(v.shape)} does not match k_cache: {tuple(k.shape)}")
             batch, head, row, column = x.stride()
             if column != 1 or (batch | head | row) % ELEMENTS_PER_VECTOR:

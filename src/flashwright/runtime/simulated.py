@@ -207,7 +207,7 @@ def simulate_decode(
     family = family_of(known)
     arch = family.target(arch)
     gpu = SimulatedGPU(arch)
-    output = _nans_like(q)
+    output = _nans_like(q) if q.shape[3] == v.shape[3] else np.full((*q.shape[:3], v.shape[3]), np.nan, q.dtype)
     lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
     tensors = [_upload(gpu, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", output))]
 

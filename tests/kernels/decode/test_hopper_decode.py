@@ -43,13 +43,17 @@ def test_configs_compute_attention(config):
 
 @pytest.mark.parametrize(
     "options",
-    first_fast(
+    (
         {"window": (10, 4), "rows": 70},
-        {"window": (30, 0), "rows": 3},
-        {"softcap": 4.0},
-        {"head_dim": 40},
-        {"heads": (3, 3), "rows": 7},
-        {"lengths": (0, 5, 0), "heads": (80, 2)},
+        *first_fast(
+            {"head_dim": 40, "value_head_dim": 64, "causal": True},
+            {"value_head_dim": 32},
+            {"window": (30, 0), "rows": 3},
+            {"softcap": 4.0},
+            {"head_dim": 40},
+            {"heads": (3, 3), "rows": 7},
+            {"lengths": (0, 5, 0), "heads": (80, 2)},
+        ),
     ),
     ids=str,
 )

@@ -8,7 +8,7 @@ struct DecodeArguments {
     // Of each sequence, from the beginning of its cache, less those that were appended since; null: `kv_length` of all.
     const int *kv_lengths;
     const int *kv_begins;   // the first key of each; null: the first of its cache
-    const int *cache_index; // which of the cache's sequences each one has; null: its own
+    const int *cache_index; // which of the cache's sequences each one has, if it is not paged; null: its own
     const int *page_table;  // the pages of each sequence, in order; null: the cache is not paged
     int64 page_table_stride;
     int page_rows, cache_size; // keys of a page; sequences or pages of the cache
@@ -42,23 +42,25 @@ struct CachedSequence {
             kv_end = clamp(args.kv_lengths[batch] + args.appended_keys, 0, args.forward.kv_length);
         if (args.kv_begins)
             kv_begin = clamp(args.kv_begins[batch], 0, kv_end);
-        if (args.cache_index)
-            cache = clamp(args.cache_index[batch], 0, args.cache_size - 1);
         if (args.page_table)
-            pages = args.page_table + cache * args.page_table_stride;
+            pages = args.page_table + batch * args.page_table_stride;
+        else if (args.cache_index)
+            cache = existing(args, args.cache_index[batch]);
     }
 
-    // Where the cache has a key below `kv_length`: in a page, or in a sequence's rows; -1 if nowhere. A number beyond the
-    // cache's pages is no page.
+    // Where the cache has a key below `kv_length`: in a page, or in a sequence's rows; -1 if nowhere.
     DEVICE int place_of(const DecodeArguments &args, int key) const {
-        if (!pages)
-            return cache;
-        const int page = pages[(uint32)key / args.page_rows];
-        return (uint32)page < (uint32)args.cache_size ? page : -1;
+        return pages ? existing(args, pages[(uint32)key / args.page_rows]) : cache;
     }
     // The row of a cache that holds a key which is in such a place, for one head.
     DEVICE const char *row_in(const DecodeArguments &args, int place, const TensorView &tensor, int head, int key) const {
         const int row = pages ? (uint32)key % args.page_rows : key;
         return head_start(tensor, place, head) + row * tensor.row_stride * element_bytes;
+    }
+
+  private:
+    // A number beyond the cache's pages or sequences is none of them: -1.
+    static DEVICE int existing(const DecodeArguments &args, int place) {
+        return (uint32)place < (uint32)args.cache_size ? place : -1;
     }
 };

@@ -78,8 +78,8 @@ struct Copies {
 #pragma unroll
             for (int group = 0; group < groups; ++group) {
                 const KeyGroup keys(args, item, first_key(item, unit, key_warp) + group * key_group, place[group]);
-                copy(keys, shared.K(stage, key_warp), args.forward.K, group); // @operand K
-                copy(keys, shared.V(stage, key_warp), args.forward.V, group); // @operand V
+                copy<tensor_columns>(keys, shared.K(stage, key_warp), args.forward.K, group); // @operand K
+                copy<value_columns>(keys, shared.V(stage, key_warp), args.forward.V, group);  // @operand V
             }
             if (++unit < share.last) {
                 look_up();
@@ -96,9 +96,10 @@ struct Copies {
     }
 
   private:
+    template <int columns>
     DEVICE void copy(const KeyGroup &keys, uint32 chunk, const TensorView &tensor, int group) const {
-        keys.copy<cfg::keys_per_warp, cfg::row_warps * warp_threads>(chunk, tensor, group * key_group,
-                                                                     row_warp * warp_threads + lane_index());
+        keys.copy<cfg::keys_per_warp, cfg::row_warps * warp_threads, columns>(chunk, tensor, group * key_group,
+                                                                              row_warp * warp_threads + lane_index());
     }
     DEVICE void begin_segment() {
         unit = share.first;

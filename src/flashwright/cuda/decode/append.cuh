@@ -13,6 +13,7 @@ struct AppendJob {
     int heads, rows; // of the source, of each sequence
     int rotates, into_cache;
     int advances; // positions grow from row to row; otherwise all rows have the first one's
+    int columns;
 };
 
 struct AppendArguments {
@@ -74,9 +75,10 @@ DEVICE Vector16B rotated_vector(const AppendArguments &args, const char *row, in
 
 template <int> __global__ void __launch_bounds__(append_threads)
     decode_append_kernel(const __grid_constant__ AppendArguments args) {
-    constexpr int columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
-    constexpr int vectors = columns / vector_elements;
     const AppendJob &job = args.jobs[blockIdx.y];
+    // Known where all tensors have as many: divisions by it are cheap then.
+    constexpr int columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
+    const int vectors = (variant::value_head_dim ? job.columns : columns) / vector_elements;
     const int batch = blockIdx.z;
     const int held = args.decode.kv_lengths ? args.decode.kv_lengths[batch] : 0;
     const CachedSequence sequence(args.decode, batch);

@@ -5,7 +5,8 @@
 #include "tile/layout.cuh"
 
 constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
-constexpr int row_vectors = cfg::d_head / vector_elements, tensor_vectors = tensor_columns / vector_elements;
+constexpr int value_columns = variant::value_head_dim ? variant::value_head_dim : tensor_columns; // of V and O
+constexpr int row_vectors = cfg::d_head / vector_elements;
 // Keys that lie in one page: pages have a multiple of so many.
 constexpr int key_group = 16;
 
@@ -25,12 +26,13 @@ struct KeyGroup {
         : args(args), item(item), key(place < 0 ? 0 : key), place(max(place, 0)), // an address to take in place of none
           exist(place < 0 ? 0 : item.sequence.kv_end - key) {}
 
-    // Starts the copies of one of `threads` threads, of a tensor's rows into those from `first_row` on of a tile.
-    template <int tile_rows, int threads>
+    // Starts the copies of one of `threads` threads, of a tensor's rows into those from `first_row` on of a tile. Columns
+    // that the tensor does not have become zero.
+    template <int tile_rows, int threads, int columns>
     DEVICE void copy(uint32 tile, const TensorView &tensor, int first_row, int thread) const {
         constexpr int vectors = key_group * row_vectors;
         const char *source = item.sequence.row_in(args, place, tensor, item.head, key);
-        if (exist >= key_group && tensor_columns == cfg::d_head) {
+        if (exist >= key_group && columns == cfg::d_head) {
 #pragma unroll
             for (int pass = 0; pass < ceil_div(vectors, threads); ++pass) {
                 const int i = pass * threads + thread;
@@ -40,7 +42,7 @@ struct KeyGroup {
         } else { // a loop, for few groups are not complete
 #pragma unroll 1
             for (int i = thread; i < vectors; i += threads) {
-                const bool exists = i / row_vectors < exist && i % row_vectors < tensor_vectors;
+                const bool exists = i / row_vectors < exist && i % row_vectors < columns / vector_elements;
                 cp_async_16B_or_zero(target<tile_rows>(tile, first_row, i), source + (exists ? offset(tensor, i) : 0),
                                      exists);
             }
@@ -64,7 +66,7 @@ DEVICE void copy_Q(const DecodeArguments &args, const Item &item, uint32 tile, i
 #pragma unroll 1
     for (int i = thread; i < tile_rows * row_vectors; i += threads) {
         const int row = i / row_vectors, vector = i % row_vectors;
-        const bool exists = first_row + row < item.rows && vector < tensor_vectors;
+        const bool exists = first_row + row < item.rows && vector < tensor_columns / vector_elements;
         const char *source =
             item.row_of(args, args.forward.Q, exists ? first_row + row : 0) + (exists ? vector : 0) * vector_bytes;
         cp_async_16B_or_zero(tile + vector_offset<tile_rows>(row, vector), source, exists);

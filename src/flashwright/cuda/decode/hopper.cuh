@@ -69,9 +69,9 @@ struct Producer {
             for (int unit = share.first; unit < share.last; ++unit) {
                 const Slot K = shared.K(ring.stage), V = shared.V(ring.stage);
                 K.wait_until_empty(ring.lap); // @operand K
-                copy(K, args.forward.K, place, unit);
+                copy<tensor_columns>(K, args.forward.K, place, unit);
                 V.wait_until_empty(ring.lap); // @operand V
-                copy(V, args.forward.V, place, unit);
+                copy<value_columns>(V, args.forward.V, place, unit);
                 if (unit + 1 < share.last)
                     look_up(place, unit + 1); // while the copies are under way
                 ring.advance();
@@ -89,12 +89,13 @@ struct Producer {
         for (int group = 0; group < groups; ++group)
             place[group] = place_of_group(args, share.item, first_key(unit) + first_row(group));
     }
+    template <int columns>
     DEVICE void copy(const Slot &slot, const TensorView &tensor, const int (&place)[groups], int unit) const {
 #pragma unroll
         for (int group = 0; group < groups; ++group)
             if (first_row(group) < cfg::B_c)
                 KeyGroup(args, share.item, first_key(unit) + first_row(group), place[group])
-                    .copy<cfg::B_c, warp_threads>(slot.data, tensor, first_row(group), lane_index());
+                    .copy<cfg::B_c, warp_threads, columns>(slot.data, tensor, first_row(group), lane_index());
         cp_async_mbarrier_arrive(slot.full);
     }
 };

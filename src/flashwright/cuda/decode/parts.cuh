@@ -55,7 +55,7 @@ DEVICE void store_result(const DecodeArguments &args, const Item &item, int row,
 #pragma unroll
     for (int i = 0; i < RowPart::columns / 2; ++i)
         rounded.words[i] = pack_16bit<cfg::dtype>(part.O[2 * i] * factor, part.O[2 * i + 1] * factor);
-    if (index < tensor_columns / RowPart::columns)
+    if (index < value_columns / RowPart::columns)
         *((Rounded *)item.row_of(args, args.forward.O, row) + index) = rounded;
     if (variant::returns_lse && index == 0) {
         const int64 place = (variant::variable_lengths ? 0 : item.batch(args)) * args.forward.lse_batch_stride +

@@ -35,6 +35,7 @@ class AppendJob(ctypes.Structure):
         ("rotates", ctypes.c_int32),
         ("into_cache", ctypes.c_int32),
         ("advances", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
     )
 
 
@@ -91,6 +92,8 @@ def append_launch(
             f"rotary: {rotary.columns} columns are not allowed; allowed: multiples of {ROTARY_STEP} up to head_dim = "
             f"{k_cache.shape[3]}"
         )
+    if q is not None and decode.arguments.forward.q_starts:
+        raise ValueError("rotary: ragged queries are not rotated here; every sequence has as many rows as the others")
     jobs = []
     if k is not None and v is not None:
         for name, source, target in (("k", k, k_cache), ("v", v, v_cache)):
@@ -101,7 +104,7 @@ def append_launch(
     if not jobs:
         raise ValueError("append: neither keys nor queries are given")
     sequences = decode.arguments.forward.batches
-    most = max(job.heads * job.rows for job in jobs) * k_cache.shape[3] // 8
+    most = max(job.heads * job.rows * job.columns for job in jobs) // 8
     arguments = DecodeArguments.from_buffer_copy(decode.arguments)
     arguments.appended_keys = 0
     append = AppendArguments(arguments, (AppendJob * 3)(*jobs))
@@ -133,6 +136,7 @@ def _job(
         rotates,
         into_cache,
         advances,
+        source.shape[3],
     )
 
 

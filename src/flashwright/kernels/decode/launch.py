@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flashwright.kernels.forward.launch import NO_OPTIONS, ForwardArguments, forward_arguments, forward_variant
@@ -66,7 +66,7 @@ class CacheView:
     kv_begins: int = 0
     """The first key of each."""
     cache_index: int = 0
-    """Which of the cache's sequences each one has."""
+    """Which of the cache's sequences each one has, if it is not paged."""
     page_table: int = 0
     """(sequences, pages of the longest) numbers of pages: the cache's batch dimension counts pages, and its rows are a
     page's."""
@@ -154,6 +154,8 @@ def decode_launch(
         packed=cache.q_starts != 0,
         returns_lse=lse_address != 0,
     )
+    if v.shape[3] != q.shape[3]:
+        variant = replace(variant, value_head_dim=v.shape[3])
     sizes = Sizes(cache.sequences, q.shape[1], k.shape[1], q.shape[2], k.shape[2])
     forward = forward_arguments(config, q, k, v, o, sizes, options, lse_address, None)
     forward.kv_length = _capacity(k, cache)
@@ -231,15 +233,22 @@ def _check(
             raise ValueError(
                 f"{tensor.name}: dtype is {tensor.dtype.name}, but the config computes {config.dtype.name}"
             )
-        if not 0 < tensor.shape[3] <= config.d_head or tensor.shape[3] % 8 or tensor.shape[3] != q.shape[3]:
+        if not 0 < tensor.shape[3] <= config.d_head or tensor.shape[3] % 8:
             raise ValueError(
-                f"{tensor.name}: head_dim is {tensor.shape[3]}; allowed: q's, {q.shape[3]}, a multiple of 8 up to "
-                f"d_head = {config.d_head}"
+                f"{tensor.name}: head_dim is {tensor.shape[3]}; allowed: multiples of 8 up to d_head = {config.d_head}"
             )
         if 0 in tensor.shape:
             raise ValueError(f"{tensor.name}: shape {tensor.shape} has no elements, which leaves nothing to compute")
-    if k.shape != v.shape or q.shape != o.shape:
-        raise ValueError(f"k and v, q and out must agree in shape; got {k.shape}, {v.shape}; {q.shape}, {o.shape}")
+    if k.shape[:3] != v.shape[:3] or q.shape[:3] != o.shape[:3]:
+        raise ValueError(
+            f"k and v, q and out must agree in all but their head dimensions; got {k.shape}, {v.shape}; {q.shape}, "
+            f"{o.shape}"
+        )
+    if q.shape[3] != k.shape[3] or v.shape[3] != o.shape[3]:
+        raise ValueError(
+            f"q and k, v and out must agree in their head dimensions; got {q.shape[3]}, {k.shape[3]}; {v.shape[3]}, "
+            f"{o.shape[3]}"
+        )
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"q has {q.shape[1]} heads, which is not a multiple of the {k.shape[1]} heads of k and v")
     if cache.page_table and k.shape[2] % PAGE_STEP:

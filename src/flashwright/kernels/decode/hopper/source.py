@@ -47,7 +47,7 @@ def _constants(config: HopperDecodeKernelConfig, variant: AttentionVariant) -> d
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
         | {"n_consumers": config.n_consumers, "blocks_per_sm": config.blocks_per_sm},
-        "variant": variant_constants(variant),
+        "variant": variant_constants(variant) | {"value_head_dim": variant.value_head_dim},
         "layout": dict(shapes.shared_layout.constants()),
         "shape": {name: getattr(shapes, name) for name in names},
     }
