@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashwright.choice.choose import decode_choice
 from flashwright.kernels.family import KernelConfig
+from flashwright.operators.rotary import rotated
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import MAX_D_HEAD
@@ -133,21 +134,3 @@ def _write(x: torch.Tensor, table: torch.Tensor | None, index: int, places: Any,
     else:
         pages = table[index].long().clamp(0, x.shape[0] - 1)[places // x.shape[2]]
         x[pages, :, places % x.shape[2]] = rows.transpose(0, 1)
-
-
-def rotated(x: torch.Tensor, positions: Any, new: NewRows) -> torch.Tensor:
-    """(heads, rows, head_dim), whose first columns are rotated for the rows' positions."""
-    import torch
-
-    assert new.cosines is not None and new.sines is not None
-    half = new.cosines.shape[1]
-    positions = positions.clamp(0, new.cosines.shape[0] - 1)
-    cosines, sines = new.cosines[positions].float(), new.sines[positions].float()
-    rotary, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
-    if new.interleaved:
-        first, second = rotary[..., ::2], rotary[..., 1::2]
-        turned = torch.stack((first * cosines - second * sines, second * cosines + first * sines), -1).flatten(-2)
-    else:
-        first, second = rotary[..., :half], rotary[..., half:]
-        turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
-    return torch.cat((turned.to(x.dtype), rest), -1)

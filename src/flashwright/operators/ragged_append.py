@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashwright.operators.decode import rotated
+from flashwright.operators.rotary import rotated
 from flashwright.runtime.decode_plans import CacheTensors, NewRows
 
 
