@@ -520,6 +520,12 @@ def test_what_ships_covers_every_standard_problem_of_an_h200():
     assert shipped[H200.name] >= {problem.kind for problem in standard_problems(family=used.name)}
 
 
+def test_what_ships_for_an_h200_has_searches_of_the_ampere_family_at_the_head_dimensions_of_its_timed_defaults():
+    shipped = {result.problem.kind for result in shipped_results() if result.problem.family == "ampere"}
+    expected = {problem.kind for problem in standard_problems(family="ampere") if problem.d_head in (64, 128, 256)}
+    assert shipped >= {kind for kind in expected if kind.dtype is DType.BF16}
+
+
 def test_shipped_files_are_read_from_the_package(tmp_path, monkeypatch):
     (tmp_path / "shipped").mkdir()
     (tmp_path / "shipped" / "imaginary.json").write_text(json.dumps(to_document([a_result()])))

@@ -50,6 +50,11 @@ def store_mine(database, **changes) -> None:
 # --- Where a config comes from -----------------------------------------------------------------------------------
 
 
+def test_a_shipped_result_of_the_ampere_family_is_chosen_where_that_family_is_requested():
+    found = choice(family="ampere")
+    assert (found.source, found.family, found.gpu) == ("shipped", "ampere", H200)
+
+
 def test_a_shipped_result_is_chosen_and_shown():
     found = choice(causal=True)
     assert (found.source, found.family, found.gpu) == ("shipped", "hopper", H200)
