@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, ov
 
 import numpy as np
 
+from flashwright.choice.few_rows import decodes
 from flashwright.compiler.kernel import Kernel
 from flashwright.hardware.architectures import GPUModel
 from flashwright.hardware.models import gpu_named
@@ -15,15 +16,17 @@ from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named
 from flashwright.operators.chosen import CallProblem, KernelChoice, kernel_choice
 from flashwright.operators.columns import kernel_columns, with_columns
+from flashwright.operators.decode import decode
 from flashwright.operators.forward import call_kind, config_chosen_for, forget_plans, run_on_simulator
 from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.operators.warming import compile_ahead, needed_kernels
 from flashwright.problem.dtypes import DType
-from flashwright.problem.options import AttentionOptions, as_pair
-from flashwright.problem.shapes import MAX_D_HEAD, check_shapes, is_empty
+from flashwright.problem.options import AttentionOptions, as_pair, as_window
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD, check_shapes, is_empty
+from flashwright.runtime.decode_plans import CacheTensors
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, require_torch, this_gpu
 from flashwright.runtime.plans import CallKind
-from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
+from flashwright.runtime.tensors import check_kernel_dtype, check_tensors, with_vector_rows
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +117,7 @@ def attention(
     heads: consecutive heads of `q` share one of `k` and `v`. The head dimension is a multiple of 8 up to 256, the
     dtype fp16 or bf16 (any floating point for the reference). Any strides will do; a tensor whose rows are not
     contiguous and 16-byte aligned is copied once per call. Values may have another head dimension than queries and
-    keys, up to 256; then the smaller ones are copied, with columns of zeros.
+    keys, up to 256; then the smaller ones are copied, with columns of zeros, unless few rows are decoded.
 
     - `causal`: a row attends to no later key. True and "bottom-right" align the last row with the last key
       (as `flash_attn`), "top-left" the first row with the first key (as PyTorch).
@@ -174,6 +177,15 @@ def attention(
 
     if head_dims := _differing_head_dims(q, k, v):
         head_dim, value_head_dim = head_dims
+        if (
+            way == LAUNCHED and backend in (None, "gpu") and family is None and config is None and not row_invariant
+            and value_head_dim % HEAD_DIM_STEP == 0 and not is_empty(q.shape, k.shape)
+            and decodes(as_window(causal, window), q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+        ):  # fmt: skip
+            options = AttentionOptions.of(causal, window, scale, softcap)
+            k, v = with_vector_rows(k), with_vector_rows(v)
+            out, lse = decode(q, k, v, options, CacheTensors(), with_lse=return_lse)
+            return (out, lse) if return_lse else out
         columns = kernel_columns(head_dim, value_head_dim)
         result: Any = attention(
             *(with_columns(x, columns) for x in (q, k, v)), causal=causal, window=window,

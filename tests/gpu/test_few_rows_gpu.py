@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -66,6 +67,23 @@ def test_random_problems(seed, decoded):
     _, expected_lse = attention_reference(q.float(), k.float(), v.float(), options=options)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
     assert len(decoded) == decodes(options.window, batch, kv_heads * group, kv_heads, rows, keys)
+
+
+@pytest.mark.parametrize("head_dims", ((192, 128), (64, 256), (128, 40)))
+def test_values_of_another_head_dimension_are_read_as_they_are(monkeypatch, head_dims):
+    q, k, _ = problem(rows=2, head_dim=head_dims[0])
+    v = some(2, 2, 3000, head_dims[1])
+
+    def refuse(*of: Any) -> None:
+        raise AssertionError("columns are padded")
+
+    monkeypatch.setattr(sys.modules["flashwright.attention"], "with_columns", refuse)
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    options = AttentionOptions.of(True)
+    assert_right(out, q, k, v, options)
+    assert out.shape == (*q.shape[:3], head_dims[1])
+    _, expected_lse = attention_reference(q.float(), k.float(), v.float(), options=options)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
 
 
 def test_a_cache_that_grows(decoded):

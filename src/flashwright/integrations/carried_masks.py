@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flashwright.attention import attention
 from flashwright.choice.few_rows import MOST_PACKED_ROWS
 from flashwright.integrations.flash_attn import flash_attn_varlen_func
+from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import Window
 
@@ -204,7 +205,9 @@ def attention_in_ranges(
     if is_aligned and few and not needs_gradients:
         from flashwright.operators.torch_ops import decode_ranges
 
-        return decode_ranges(query, key, value, ranges.begins, ranges.ends, options)
+        columns = kernel_columns(query.shape[-1], value.shape[-1])
+        q, k, v = (with_columns(x, columns) for x in (query, key, value))
+        return decode_ranges(q, k, v, ranges.begins, ranges.ends, options)[..., : value.shape[-1]]
     return None if is_traced() else _packed(query, key, value, ranges, window, scale, softcap)
 
 

@@ -320,8 +320,7 @@ def attention_forward(
         out = _by_pytorch(query, key, value, attention_mask, dropout, scaling, softcap, window)
         return out.transpose(1, 2).contiguous(), None
     value_head_dim = value.shape[-1]
-    columns = kernel_columns(query.shape[-1], value_head_dim)
-    query, key, value = (with_columns(x, columns) for x in (query, key, value))
+    query, key, value = (with_columns(x, kernel_columns(x.shape[-1])) for x in (query, key, value))
     options = (window, scale, softcap or 0.0)
     found: torch.Tensor | None
     if is_given_packed:
