@@ -51,6 +51,28 @@ def test_a_barrier_of_the_whole_grid(wait: str) -> None:
     assert done.counters.barriers == 48
 
 
+def test_a_lock_that_whole_blocks_poll_through_barriers() -> None:
+    """As Triton compiles it. Blocks that wait come first in the program's order, and leave the others their turns."""
+    out, done = run(
+        """__shared__ int taken;
+        while (true) {
+            if (t == 0) { taken = atomicCAS((int *)state, 0, 1); __threadfence(); }
+            __syncthreads();
+            const int found = taken;
+            __syncthreads();
+            if (found == 0) break;
+        }
+        if (t == 0) { state[1] += 1; out[b] = state[1]; __threadfence(); }
+        __syncthreads();
+        if (t == 0) atomicExch((int *)state, 0);""",
+        blocks=4,
+        block=64,
+        step_limit=5_000,
+    )
+    assert sorted(out) == [1, 2, 3, 4]
+    assert done.counters.barriers < 2_000
+
+
 def test_many_rounds_through_a_grid_barrier() -> None:
     out, done = run(
         """for (int round = 1; round <= 5; ++round) {

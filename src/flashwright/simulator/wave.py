@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 Dim3 = tuple[int, int, int]
 
-# A group that has jumped back this often without a pause lets another one run: it may be spinning on memory that one
-# of them will write.
+# After so many jumps back, in one turn or in several, the next group is one that did not come first: those that do may
+# be spinning on memory that one of the others will write.
 _FAIRNESS_QUANTUM = 2_000
 
 
@@ -152,6 +152,7 @@ class Wave:
         self.merge: np.ndarray | None = None
         self._lanes: np.ndarray | None = None
         self._stops_at_meeting_points = False
+        self._jumps_to_rest = _FAIRNESS_QUANTUM
         self.ordering: Ordering | None = None  # of the strong access that is being executed
         zeros = {bits: np.zeros(self.threads, raw) for bits, raw in RAW_DTYPES.items()}
         false = np.zeros(self.threads, bool)
@@ -325,7 +326,6 @@ class Wave:
         groups, gathering, meeting = scheduler.groups, self.convergence.aligned, self.meetings.waiting
         self._stops_at_meeting_points = self.mask is not None and self.meetings.stops_at_meeting_points(mask)
         limit = self._next_stop(pc, yields_to_earlier, arrives=False)
-        quantum = _FAIRNESS_QUANTUM
         while True:
             execute, guard, negated, is_control, skip_to, place = steps[pc]
             if place >= limit:
@@ -365,14 +365,15 @@ class Wave:
                 limit = self._next_stop(pc, yields_to_earlier)
             if pc <= self.pc:
                 verdict = Verdict.GO_ON
-                quantum -= 1
+                self._jumps_to_rest -= 1
                 spinning.jumps_to_look -= 1
                 if spinning.jumps_to_look == 0:
                     verdict = spinning.look(pc, self._group_mask)
                 if verdict is Verdict.PARK:
                     spinning.park(pc, self._group_mask)
                     return False
-                if quantum == 0 or verdict is Verdict.YIELD:
+                if self._jumps_to_rest == 0 or verdict is Verdict.YIELD:
+                    self._jumps_to_rest = _FAIRNESS_QUANTUM
                     scheduler.add(pc, self._group_mask)
                     spinning.acted()
                     return True

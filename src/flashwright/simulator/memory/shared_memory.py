@@ -32,7 +32,8 @@ class SharedMemory:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Check and count accesses of the active threads to their own blocks; a view and the index of each thread's
         item."""
-        addresses = self.own_offsets(wave, addresses, f"shared {access}")
+        if wave.clusters.size > 1:
+            addresses = self.own_offsets(wave, addresses, f"shared {access}")
         check_range(wave, "shared", addresses, width, access, self.size)
         wave.counters.count_shared(wave, addresses, width)
         wave.counters.count_bytes(wave, "shared", access, addresses.size * width)

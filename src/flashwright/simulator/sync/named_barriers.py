@@ -184,6 +184,10 @@ class NamedBarriers:
                 for pc, mask in self._complete(key, barrier):
                     self._wave.scheduler.add(pc, mask)
 
+    def arrivals(self) -> dict[tuple[int, int], int]:
+        """How many threads have arrived at each barrier that is not complete, by block and number."""
+        return {key: barrier.arrived for key, barrier in self._barriers.items()}
+
     def waiting_threads(self) -> Iterator[tuple[int, np.ndarray, str]]:
         for (block, barrier_id), barrier in self._barriers.items():
             expected = barrier.expected or int(

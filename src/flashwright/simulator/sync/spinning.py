@@ -26,14 +26,19 @@ _FIRST_INTERVAL, _LAST_INTERVAL = 64, 1024
 _JUMPS_COMPARED = 8
 # Writes after which a group is taken not to spin, without a comparison.
 _MOST_WRITES = 64
-# Looks without any progress of the wave after which other thread blocks get a chance.
+# Looks without any progress of the wave after which other thread blocks get a chance; twice as many where barriers
+# complete, which they also do in loops that wait for another block.
 _FRUITLESS_LOOKS = 20
+_LOOK, _LOOK_WITH_BARRIERS = 2, 1
 # What these do is seen in neither registers nor memory.
 _EFFECTS = (
     "cp.", "mbarrier.", "bar.", "barrier.", "wgmma.", "setmaxnreg.", "tensormap.", "st.async.", "st.bulk.",
     "red.async.",
 )  # fmt: skip
 _NO_EFFECTS = ("bar.warp.",)
+# What these do is over when all have passed.
+_BLOCK_BARRIERS = ("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", "bar.red", "bar.cta.red",
+                   "barrier.red", "barrier.cta.red")  # fmt: skip
 
 
 class Verdict(Enum):
@@ -67,6 +72,7 @@ class _Snapshot:
     groups: dict[int, np.ndarray]
     registers: list[np.ndarray]
     executed: list[int]
+    arrivals: dict[tuple[int, int], int]  # at barriers of blocks
     is_whole_turn: bool  # taken when the group's turn began
     written: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(
         default_factory=list
@@ -87,7 +93,7 @@ class Spinning:
         self._woken: dict[int, np.ndarray] = {}
         self._snapshot: _Snapshot | None = None
         self._interval = _FIRST_INTERVAL
-        self._progress: tuple[int, ...] = ()
+        self._progress = 0, 0, 0  # living threads, phases of mbarriers, barriers
         self._fruitless = 0
         self.jumps_to_look = _FIRST_INTERVAL
 
@@ -141,6 +147,7 @@ class Spinning:
             dict(wave.scheduler.groups),
             list(wave.registers),
             list(wave.counters.executed),
+            wave.barriers.arrivals(),
             is_whole_turn,
         )
         self.jumps_to_look = 1
@@ -154,14 +161,21 @@ class Spinning:
     def _is_fruitless(self) -> bool:
         """Whether the wave has not got anywhere for many looks."""
         counters = self._wave.counters
-        progress = (self._wave.alive_count, counters.barriers, counters.mbarrier_phases)
-        self._fruitless = self._fruitless + 1 if progress == self._progress else 0
-        self._progress = progress
-        return self._fruitless >= _FRUITLESS_LOOKS
+        *before, barriers = self._progress
+        progress = self._wave.alive_count, counters.mbarrier_phases
+        if (*before,) != progress:
+            self._fruitless = 0
+        else:
+            self._fruitless += _LOOK if barriers == counters.barriers else _LOOK_WITH_BARRIERS
+        self._progress = *progress, counters.barriers
+        return self._is_in_vain()
+
+    def _is_in_vain(self) -> bool:
+        return self._fruitless >= _FRUITLESS_LOOKS * _LOOK
 
     def gives_way(self) -> bool:
         """Whether threads run in vain, it seems, so that other thread blocks shall have a turn."""
-        if self._fruitless < _FRUITLESS_LOOKS:
+        if not self._is_in_vain():
             return False
         self._fruitless = 0
         return True
@@ -187,6 +201,8 @@ class Spinning:
         for now, before in zip(wave.registers, snapshot.registers, strict=True):
             if now is not before and now[alive].tobytes() != before[alive].tobytes():
                 return False
+        if wave.barriers.arrivals() != snapshot.arrivals:
+            return False
         if any(memory[index].tobytes() != values.tobytes() for memory, index, values in snapshot.written):
             return False
         return not any(
@@ -235,4 +251,4 @@ class Spinning:
 def _has_effect(item: BoundInstruction) -> bool:
     if item.opcode.startswith("call"):
         return not item.operation.is_control  # it prints; others jump
-    return item.opcode.startswith(_EFFECTS) and not item.opcode.startswith(_NO_EFFECTS)
+    return item.opcode.startswith(_EFFECTS) and not item.opcode.startswith((*_NO_EFFECTS, *_BLOCK_BARRIERS))
