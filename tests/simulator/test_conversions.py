@@ -144,9 +144,11 @@ def test_relu_makes_zeros_positive(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["rn", "rz"])
-def test_relu_of_tensor_float_32_makes_nans_canonical(mode: str) -> None:
+def test_nans_of_tensor_float_32_are_canonical(mode: str) -> None:
     """The bits that an H200 gives."""
-    assert apply(f"cvt.{mode}.relu.tf32.f32 %d, %a;", "b32", ("f32", [NAN])).tolist() == [0x7FFFE000]
+    for relu in ("", ".relu"):
+        assert apply(f"cvt.{mode}{relu}.tf32.f32 %d, %a;", "b32", ("f32", [NAN])).tolist() == [0x7FFFE000]
+    assert apply("cvt.rna.tf32.f32 %d, %a;", "b32", ("f32", [NAN])).tolist() == [0x7FC00000]
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])

@@ -293,3 +293,24 @@ def test_singles_become_tf32(mode: str) -> None:
     )
     rectified = apply(f"cvt.{mode}.relu.tf32.f32 %d, %a;", "b32", ("f32", values)).view(np.float32)
     assert (rectified >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "result", "operands", "expected"),
+    [
+        ("rem.u32 %d, %a, 0;", "u32", [("u32", [0, 1, 7])], [0xFFFFFFFF] * 3),
+        ("rem.s64 %d, %a, 0;", "s64", [("s64", [0, 63, -5])], [-1] * 3),
+        ("bfe.u64 %d, %a, %b, %c;", "u64", [("u64", [1, 1]), ("u32", [0, 256]), ("u32", [256, 1])], [1, 0]),
+        ("bfe.s64 %d, %a, %b, %c;", "s64", [("s64", [1, 1]), ("u32", [0, 256]), ("u32", [256, 5])], [1, 0]),
+        ("bfi.b64 %d, %a, %a, %b, %c;", "b64", [("b64", [1, 1]), ("u32", [1, 5]), ("u32", [256, 256])], [3, 33]),
+        ("testp.normal.f32 %p1, %a; selp.u32 %d, 1, 0, %p1;", "u32", [("f32", [0.0, -0.0, 1e-40, NAN])], [1, 1, 0, 0]),
+        ("slct.ftz.u32.f32 %d, 0, 2, %a;", "u32", [("f32", [-1e-40, -1.0])], [0, 2]),
+        ("cvt.sat.f32.f16 %d, %a;", "f32", [("f16", [-0.0, -1.0, NAN, 2.0])], [0.0, 0.0, 0.0, 1.0]),
+    ],
+)  # fmt: skip
+def test_cases_that_the_isa_leaves_open(
+    body: str, result: str, operands: list[tuple[str, list[Any]]], expected: list[Any]
+) -> None:
+    """As an H200 answers them."""
+    found = apply(body, result, *operands)
+    assert found.tolist() == expected and not np.signbit(found[found == 0]).any()

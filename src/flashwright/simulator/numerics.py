@@ -209,9 +209,8 @@ def flush_subnormals_f16(value: Array) -> Array:
 
 
 def saturate(value: Array) -> Array:
-    """``.sat``: to [0, 1], NaN to 0."""
-    one = value.dtype.type(1)
-    return np.where(np.isnan(value), value.dtype.type(0), np.minimum(np.maximum(value, value.dtype.type(0)), one))
+    """``.sat``: to [0, 1]; NaN and -0 to +0."""
+    return np.where(value > 0, np.minimum(value, value.dtype.type(1)), value.dtype.type(0))
 
 
 def rectified(value: Array) -> Array:

@@ -174,8 +174,8 @@ def mul24(syntax: Instruction, bind: Binder) -> Execute:
     return bind.elementwise(syntax, lambda a, b, c: product(a, b) + c, *[ptx_type] * 4)
 
 
-def _truncating_division(a: Any, b: Any, ptx_type: PtxType) -> tuple[Any, Any]:
-    """Quotient and remainder toward zero; by zero, all ones and the dividend, as on hardware."""
+def _truncating_division(a: Any, b: Any, ptx_type: PtxType) -> tuple[Any, ...]:
+    """Quotient and remainder toward zero; by zero, all ones, as on an H200."""
     zero = b == 0
     divisor = np.where(zero, ptx_type.dtype.type(1), b)
     if ptx_type.is_signed:
@@ -188,7 +188,7 @@ def _truncating_division(a: Any, b: Any, ptx_type: PtxType) -> tuple[Any, Any]:
         quotient = a // divisor
         remainder = a - quotient * divisor
     ones = np.array(-1).astype(ptx_type.dtype)
-    return np.where(zero, ones, quotient).astype(ptx_type.dtype), np.where(zero, a, remainder).astype(ptx_type.dtype)
+    return tuple(np.where(zero, ones, part).astype(ptx_type.dtype) for part in (quotient, remainder))
 
 
 @instruction("div", "rem", types=INTEGERS)

@@ -153,14 +153,20 @@ def funnel_shift(syntax: Instruction, bind: Binder) -> Execute:
     return bind.elementwise(syntax, compute, u32, u32, u32, u32)
 
 
+def _field_limits(position: Any, length: Any, bits: int) -> tuple[Any, Any]:
+    """The PTX ISA allows 0 to 255: of more, hardware takes the low 8 bits in 32-bit fields, and all in 64-bit ones."""
+    if bits == 64:
+        return position, length
+    return position & np.uint32(0xFF), length & np.uint32(0xFF)
+
+
 @instruction("bfe")
 def bit_field_extract(syntax: Instruction, bind: Binder) -> Execute:
     ptx_type = data_type(syntax)
     bits, dtype, raw = ptx_type.bits, ptx_type.dtype, ptx_type.raw
 
     def compute(a: Any, b: Any, c: Any) -> Any:
-        position = b & np.uint32(0xFF)
-        length = c & np.uint32(0xFF)
+        position, length = _field_limits(b, c, bits)
         start = np.minimum(position, bits - 1).astype(raw)
         # Bits above the top are copies of the sign (zero for unsigned).
         value = np.where(position < bits, a >> start.astype(dtype), a >> dtype.type(bits - 1))
@@ -186,8 +192,8 @@ def bit_field_insert(syntax: Instruction, bind: Binder) -> Execute:
     ones = raw.type((1 << bits) - 1)
 
     def compute(a: Any, b: Any, c: Any, d: Any) -> Any:
-        position = c & np.uint32(0xFF)
-        length = np.minimum(d & np.uint32(0xFF), bits)
+        position, length = _field_limits(c, d, bits)
+        length = np.minimum(length, bits)
         start = np.minimum(position, bits - 1).astype(raw)
         unused = np.minimum(bits - length.astype(np.int64), bits - 1).astype(raw)
         field = np.where((length > 0) & (position < bits), (ones >> unused) << start, raw.type(0))

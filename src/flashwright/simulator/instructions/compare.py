@@ -194,7 +194,7 @@ def testp(syntax: Instruction, bind: Binder) -> Execute:
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= smallest),
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= smallest) | (a == 0)),
         "subnormal": lambda a: (np.abs(a) < smallest) & (a != 0),
     }
     return bind.elementwise(syntax, tests[syntax.modifiers[0]], TYPES["pred"], ptx_type)

@@ -213,7 +213,7 @@ def _to_tf32(syntax: Instruction, bind: Binder) -> Execute:
         if finite:
             too_large = (rounded & np.uint32(0x7FFFFFFF)) == infinity
             rounded = np.where(too_large, largest | (rounded & np.uint32(0x80000000)), rounded)
-        if rectify:
+        if mode != "rna":
             rounded = np.where(np.isnan(a), np.uint32(0x7FFFE000), rounded)
         return rounded.astype(_U32)
 

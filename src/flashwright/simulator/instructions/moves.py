@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import numerics as num
 from ..binding import Binder, data_type
 from ..memory.windows import SPACE_OF_WINDOW, WINDOW_BASE, WINDOW_BITS
 from ..ptx.syntax import Instruction, Register, Sink, Symbol, Vector
@@ -91,9 +92,12 @@ def selp(syntax: Instruction, bind: Binder) -> Execute:
 def slct(syntax: Instruction, bind: Binder) -> Execute:
     """d = c >= 0 ? a : b; NaN chooses b."""
     value_type, sign_type = (TYPES[name] for name in [m for m in syntax.modifiers if m in TYPES][:2])
-    return bind.elementwise(
-        syntax, lambda a, b, c: np.where(c >= 0, a, b), value_type, value_type, value_type, sign_type
-    )
+    flush = syntax.has("ftz")
+
+    def choose(a: Any, b: Any, c: Any) -> Any:
+        return np.where((num.flush_subnormals(c) if flush else c) >= 0, a, b)
+
+    return bind.elementwise(syntax, choose, value_type, value_type, value_type, sign_type)
 
 
 @instruction("cvta")
