@@ -69,18 +69,17 @@ def test_random_problems_of_a_kind_are_computed_as_float64_does(number):
         torch.testing.assert_close(lse.cpu().double(), expected_lse.double(), rtol=0, atol=roundings * unit)
 
 
-def a_cache() -> tuple[Any, Any, Any]:
-    q, k, v = (
-        some(*shape, seed=i, dtype=torch.bfloat16)
-        for i, shape in enumerate(((4, 1, 8, 128), *2 * ((4, 5000, 2, 128),)))
-    )
+def a_cache(head_dim: int = 128, value_head_dim: int = 128) -> tuple[Any, Any, Any]:
+    shapes = ((4, 1, 8, head_dim), (4, 5000, 2, head_dim), (4, 5000, 2, value_head_dim))
+    q, k, v = (some(*shape, seed=i, dtype=torch.bfloat16) for i, shape in enumerate(shapes))
     return q.cuda(), k.cuda(), v.cuda()
 
 
-def test_a_captured_graph_stays_right_as_caches_grow():
-    q, k, v = a_cache()
+@pytest.mark.parametrize("head_dims", ((128, 128), (192, 128), (576, 512)))
+def test_a_captured_graph_stays_right_as_caches_grow(head_dims):
+    q, k, v = a_cache(*head_dims)
     lengths = int32(100, 2000, 1, 4999).cuda()
-    out = torch.empty_like(q)
+    out = torch.empty((4, 1, 8, head_dims[1]), dtype=q.dtype, device="cuda")
     flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, out=out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

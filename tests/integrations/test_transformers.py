@@ -138,6 +138,25 @@ def test_a_batch_that_is_padded_on_the_left_generates_the_same(family, cache_imp
     assert torch.equal(by("flashwright", family, generated), expected)
 
 
+def test_latent_attention_has_values_of_another_head_dimension(no_sdpa):
+    sizes = SIZES | {
+        "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 2, "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16, "v_head_dim": 16,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    one = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes)).eval()
+    mask = torch.ones_like(tokens())
+    mask[0, :4] = 0
+    generated = []
+    for implementation in ("sdpa", "flashwright"):
+        one.set_attn_implementation(implementation)
+        options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        generated.append(one.generate(tokens(), attention_mask=mask, **options))
+        no_sdpa()
+    assert torch.equal(*generated)
+
+
 @pytest.mark.parametrize("family", ("Llama", "Qwen2"))
 def test_holes_in_a_mask_go_to_pytorch_with_one_warning(family):
     mask = padding("left")

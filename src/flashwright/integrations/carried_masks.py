@@ -37,11 +37,15 @@ class KeyRanges(NamedTuple):
     def as_mask(self) -> torch.Tensor:
         import torch
 
-        mask = torch.stack((self.begins, self.ends, self.first_rows), -1)[:, None, None].to(torch.int32)
+        columns = torch.stack((self.begins, self.ends, self.first_rows)).to(torch.int32)  # each without gaps
         if not self.end_together:  # one column more says so
-            mask = torch.nn.functional.pad(mask, (0, 1))
-        elif self.common_end is not None:
-            mask.common_end = self.common_end
+            columns = torch.nn.functional.pad(columns, (0, 0, 0, 1))
+        mask = columns.T[:, None, None]
+        common_end = self.common_end if self.end_together else None
+        if common_end is not None:
+            mask.common_end = common_end
+        if not is_traced():  # all layers of a model have the same tensor, and need not take it apart
+            mask.ranges = KeyRanges(columns[0], columns[1], columns[2], self.end_together, common_end)
         return mask
 
     @classmethod
@@ -51,6 +55,9 @@ class KeyRanges(NamedTuple):
 
         if mask is None or mask.dtype != torch.int32 or mask.dim() != 4 or mask.shape[1:3] != (1, 1):
             return None
+        ranges: KeyRanges | None = getattr(mask, "ranges", None)
+        if ranges is not None:
+            return ranges
         begins, ends, first_rows = (mask[:, 0, 0, column] for column in range(3))
         return cls(begins, ends, first_rows, mask.shape[3] == 3, getattr(mask, "common_end", None))
 
