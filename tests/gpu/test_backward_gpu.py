@@ -430,12 +430,11 @@ def test_gradients_of_any_strides_are_taken(grad):
         assert relative_error(gradient, truth) <= 2e-3
 
 
-def test_a_backward_takes_no_memory_beyond_its_rows():
+def test_a_backward_takes_no_memory_beyond_its_rows(backward_family):
     q, k, v = some(torch.bfloat16, (1, 8, 4096, 128), (1, 2, 4096, 128))
     out, lse = attention(q, k, v, return_lse=True)
     do = grad_like(out)
-    occasion = Occasion(DType.BF16, 128, False, length_bucket(4096), length_bucket(4096), this_gpu())
-    config: Any = backward_config(occasion)
+    config = config_of(backward_family, q, (4096, 4096), {})
     run_backward(config, do, q, k, v, out, lse)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
