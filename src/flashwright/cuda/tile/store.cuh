@@ -19,6 +19,43 @@ DEVICE void transpose_in_quad(uint32 (&words)[4]) {
             }
 }
 
+// Of each half of the rows: what sums keep of themselves, and what they get of the accumulators.
+struct Shares {
+    float kept[halves] = {1, 1}, added[halves] = {1, 1};
+};
+
+// Adds 16 rows of accumulators to fp32 sums in global memory: the first `rows` of them and the first `columns` of their
+// columns. A quad has 32 contiguous bytes of a row at a time. Sums of which nothing is kept are not read.
+template <int column_tiles>
+DEVICE void add_rows(char *sums, int64 row_stride_bytes, const float (&c)[column_tiles][4], int rows, int columns,
+                     const Shares &shares = {}) {
+    constexpr int tiles_at_once = 8;
+#pragma unroll
+    for (int half = 0; half < halves; ++half) {
+        const int row = accumulator_row(0, half);
+        if (row >= rows)
+            continue;
+        float *first = (float *)(sums + row * row_stride_bytes) + accumulator_column();
+        const float kept = shares.kept[half], added = shares.added[half];
+#pragma unroll
+        for (int begin = 0; begin < column_tiles; begin += tiles_at_once) {
+            const int end = begin + tiles_at_once < column_tiles ? begin + tiles_at_once : column_tiles;
+            Pair known[tiles_at_once]; // all are under way before the first is waited for
+#pragma unroll
+            for (int n = begin; n < end; ++n)
+                known[n - begin] =
+                    kept != 0 && mma_columns * n < columns ? load_global_8B(first + mma_columns * n) : Pair{};
+#pragma unroll
+            for (int n = begin; n < end; ++n)
+                if (mma_columns * n < columns) {
+                    const Pair &old = known[n - begin];
+                    store_global_8B(first + mma_columns * n, {kept * old.values[0] + added * c[n][2 * half],
+                                                              kept * old.values[1] + added * c[n][2 * half + 1]});
+                }
+        }
+    }
+}
+
 // Rounds 16 rows of accumulators and stores the first `rows` of them and the first `columns` of their columns: 16 bytes
 // a lane, 64 contiguous bytes a row at a time. `tensor` is the first row's first column.
 template <DType dtype, int column_tiles>
@@ -41,4 +78,13 @@ DEVICE void store_rows(char *tensor, int64 row_stride_bytes, const float (&c)[co
                 store_global_16B(tensor + row * row_stride_bytes + column * element_bytes, v);
         }
     }
+}
+
+// Adds rows to fp32 sums or rounds and stores them, as a kernel `accumulates` or not.
+template <DType dtype, bool accumulates, int column_tiles>
+DEVICE void write_rows(char *tensor, int64 row_stride_bytes, const float (&c)[column_tiles][4], int rows, int columns) {
+    if constexpr (accumulates)
+        add_rows(tensor, row_stride_bytes, c, rows, columns);
+    else
+        store_rows<dtype>(tensor, row_stride_bytes, c, rows, columns);
 }
