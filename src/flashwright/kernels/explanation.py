@@ -136,6 +136,8 @@ class TracedWarp:
     role: str = WARP
     loop_kinds: tuple[str, ...] = ("MMA", "EXPONENTIAL")
     """Names of `Kind`."""
+    steps_per_pass: int = 1
+    """Steps of one pass through the loop: two, where they differ in turns."""
     steps_before_loop: int = 0
     """KV steps outside of the loop, in front of it."""
     steps_ahead: int = 1

@@ -65,7 +65,7 @@ def execute(
         kv_rows = sample.keys or _enough_keys(config, sample.options, iterations + warp.steps_before_loop)
         cut_first = _steps_cut_first(config, sample, kv_rows, iterations, warp)
     elif sample == PLAIN_SAMPLE:
-        steps = iterations + warp.steps_before_loop + warp.steps_ahead - 1
+        steps = iterations * warp.steps_per_pass + warp.steps_before_loop + warp.steps_ahead - 1
         blocks = {operation.steps.tile: 1, operation.steps.step: steps}
         q_rows, kv_rows, cut_first = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c, 0
     else:
@@ -81,11 +81,12 @@ def execute(
     trace = simulation.run.trace
     assert trace is not None
     trace = _in_dynamic_memory(trace, simulation.run.dynamic_shared_offset)
+    kinds, executed = [Kind[name] for name in warp.loop_kinds], {entry.ptx_line for entry in trace}
     return Execution(
         warp=warp,
         run=simulation.run,
         trace=trace,
-        iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, [Kind[name] for name in warp.loop_kinds])),
+        iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, kinds, executed)),
         q_rows=q_rows,
         kv_rows=kv_rows,
         row_stride_bytes=k.strides[2],
@@ -161,8 +162,9 @@ def simulation_facts(config: KernelConfig, execution: Execution, shared: SharedM
 
 
 def step_counts(config: KernelConfig, execution: Execution, shared: SharedMap) -> StepCounts:
-    """What the traced warp did in one steady iteration of the loop."""
+    """What the traced warp did in one steady step; of a pass through the loop that has several, their mean."""
     first, end = execution.iterations[execution.steady]
+    steps = execution.warp.steps_per_pass
     entries = execution.trace[first:end]
     accesses: Counter[tuple[str, str]] = Counter()
     wavefronts: Counter[tuple[str, str]] = Counter()
@@ -180,11 +182,14 @@ def step_counts(config: KernelConfig, execution: Execution, shared: SharedMap) -
             wavefronts[key] += cost.wavefronts
             ideal[key] += cost.ideal
     return StepCounts(
-        instructions=len(entries),
+        instructions=round(len(entries) / steps),
         scores=explanation_of(config).work_per_step(config),
-        barriers=sum(kind_of_ptx(entry.opcode) in (Kind.BARRIER, Kind.VOTE) for entry in entries),
-        global_sectors=sectors,
-        shared=tuple(SharedTraffic(*key, accesses[key], wavefronts[key], ideal[key]) for key in sorted(accesses)),
+        barriers=round(sum(kind_of_ptx(entry.opcode) in (Kind.BARRIER, Kind.VOTE) for entry in entries) / steps),
+        global_sectors=round(sectors / steps),
+        shared=tuple(
+            SharedTraffic(*key, *(round(counts[key] / steps) for counts in (accesses, wavefronts, ideal)))
+            for key in sorted(accesses)
+        ),
     )
 
 

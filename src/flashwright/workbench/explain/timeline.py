@@ -61,7 +61,8 @@ def timeline_of(
     copying = {index for copy in through_registers for index in copy.instructions}
     return Timeline(
         step_starts=(*(start - first for start, _ in shown), end - first),
-        first_step=execution.steady + execution.steps_before_loop,
+        first_step=execution.steady * execution.warp.steps_per_pass + execution.steps_before_loop,
+        steps_per_pass=execution.warp.steps_per_pass,
         spans=tuple(spans(reading.kind_and_subject(trace[i], i in copying) for i in range(first, end))),
         flights=tuple(flights_within(sorted(flights, key=lambda flight: flight.start), first, end)),
         phases=tuple(

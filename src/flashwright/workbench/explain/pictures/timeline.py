@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from flashwright.kernels.explanation import CONSUMER, PRODUCER, WARP
 from flashwright.workbench.explain.facts import Flight, Span, Timeline
@@ -128,8 +129,8 @@ def timeline_picture(timeline: Timeline, name: str = "timeline", *, instructions
         name,
         WIDTH,
         bottom + 44,
-        f"{timeline.steps} steps {timeline.first_step} and {timeline.first_step + 1} of the PTX, as {timeline.warp} "
-        "executed them",
+        f"{timeline.steps} steps {timeline.first_step} {'and' if timeline.steps_per_pass == 1 else 'to'} "
+        f"{timeline.first_step + 2 * timeline.steps_per_pass - 1} of the PTX, as {timeline.warp} executed them",
         _description(timeline),
         parts,
     )
@@ -188,10 +189,11 @@ def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
 
 
 def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
-    for number, (start, end) in enumerate(zip(timeline.step_starts, timeline.step_starts[1:], strict=False)):
+    passes = zip(timeline.step_names(), pairwise(timeline.step_starts), strict=True)
+    for name, (start, end) in passes:
         x = _x(start, scale)
         yield line(x, 8, x, bottom, "step")
-        label = f"{timeline.steps} step {timeline.first_step + number}: {counted(end - start, 'instruction')}"
+        label = f"{name}: {counted(end - start, 'instruction')}"
         yield text(label, x + 6, 22, "label strong")
 
 
