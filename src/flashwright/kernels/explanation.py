@@ -136,8 +136,6 @@ class TracedWarp:
     role: str = WARP
     loop_kinds: tuple[str, ...] = ("MMA", "EXPONENTIAL")
     """Names of `Kind`."""
-    steps_per_pass: int = 1
-    """Steps of one pass through the loop: two, where they differ in turns."""
     steps_before_loop: int = 0
     """KV steps outside of the loop, in front of it."""
     steps_ahead: int = 1
@@ -146,6 +144,8 @@ class TracedWarp:
     """Whether the first KV step visits the last keys."""
     has_masked_steps: bool = True
     """Whether the loop also has the steps that an edge of a mask cuts; otherwise they are outside of it."""
+    steps_per_pass: int = 1
+    """Steps of one pass through the loop: two, where they differ in turns."""
 
 
 # --- Pictures that not every kernel has ------------------------------------------------------------------------

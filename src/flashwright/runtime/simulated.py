@@ -66,7 +66,7 @@ def simulate_forward(
     from flashwright.simulator.gpu import SimulatedGPU
 
     config = as_config(config)
-    arch = family_of(config).target(arch)
+    arch = family_of(config).target_for(config, arch)
     gpu = SimulatedGPU(arch)
     lse: np.ndarray | None
     lse_strides = None
@@ -147,7 +147,7 @@ def simulate_backward(
 
     known = as_config(config)
     family = family_of(known)
-    arch = family.target(arch)
+    arch = family.target_for(known, arch)
     gpu = SimulatedGPU(arch)
     gradients = [_nans_like(x) for x in (q, k, v)] if sums is None else [x.view(q.dtype) for x in sums]
     names = ("q", "k", "v", "out", "do", "dq", "dk", "dv")
@@ -223,7 +223,7 @@ def simulate_decode(
 
     known = as_config(config)
     family = family_of(known)
-    arch = family.target(arch)
+    arch = family.target_for(known, arch)
     gpu = SimulatedGPU(arch)
     output = _nans_like(q) if q.shape[3] == v.shape[3] else np.full((*q.shape[:3], v.shape[3]), np.nan, q.dtype)
     lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
