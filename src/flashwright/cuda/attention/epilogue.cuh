@@ -49,26 +49,30 @@ template <int static_row_stride = 0> struct OutputRows {
     }
 
     // Mixes a warp's rows into O, in fp32, and their log-sum-exps into `lse`: both hold the results of other keys.
-    template <int columns, class Softmax, int row_tiles, int column_tiles>
+    template <int columns, int at_once, class Softmax, int row_tiles, int column_tiles>
     DEVICE void accumulate(const Softmax &softmax, int warp_row, const float (&c)[row_tiles][column_tiles][4]) const {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
-            const int rows_left = rows - warp_row - mma_rows * m;
-            Shares shares;
-            float mixed_lse[halves];
+            const int first_row = warp_row + mma_rows * m;
+            float known_lse[halves];
             for (int half = 0; half < halves; ++half) {
-                const int row = accumulator_row(0, half);
-                const float known = row < rows_left ? lse[warp_row + mma_rows * m + row] : negative_infinity;
-                const Mixture mixture(known, softmax.log_sum_exp(m, half));
-                shares.kept[half] = mixture.known;
-                shares.added[half] = mixture.added;
-                mixed_lse[half] = mixture.lse;
+                const int row = first_row + accumulator_row(0, half);
+                known_lse[half] = row < rows ? lse[row] : negative_infinity;
             }
-            __syncwarp(); // all lanes of a row have read its log-sum-exp, so that one may replace it
-            for (int half = 0; half < halves; ++half)
-                if (leads_quad() && accumulator_row(0, half) < rows_left)
-                    lse[warp_row + mma_rows * m + accumulator_row(0, half)] = mixed_lse[half];
-            add_rows(O + (warp_row + mma_rows * m) * O_stride, O_stride, c[m], rows_left, columns, shares);
+            const auto mix_lse = [&] {
+                Shares shares;
+                __syncwarp(); // all lanes of a row have read its log-sum-exp, so that one may replace it
+                for (int half = 0; half < halves; ++half) {
+                    const Mixture mixture(known_lse[half], softmax.log_sum_exp(m, half));
+                    shares.kept[half] = mixture.known;
+                    shares.added[half] = mixture.added;
+                    const int row = first_row + accumulator_row(0, half);
+                    if (leads_quad() && row < rows)
+                        lse[row] = mixture.lse;
+                }
+                return shares;
+            };
+            add_rows<at_once>(O + first_row * O_stride, O_stride, c[m], rows - first_row, columns, mix_lse);
         }
     }
 };

@@ -198,9 +198,9 @@ struct Warp {
                      part * columns_per_part * gradient_bytes;
 #pragma unroll
         for (int m = 0; m < shape::row_tiles; ++m)
-            write_rows<cfg::dtype, variant::accumulates>(rows + m * mma_rows * stride, stride, c[m],
-                                                         work.keys - first_key - m * mma_rows,
-                                                         tensor_columns - part * columns_per_part);
+            write_rows<cfg::dtype, variant::accumulates, 8>(rows + m * mma_rows * stride, stride, c[m],
+                                                            work.keys - first_key - m * mma_rows,
+                                                            tensor_columns - part * columns_per_part);
     }
 };
 

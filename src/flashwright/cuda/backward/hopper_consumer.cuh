@@ -406,7 +406,7 @@ struct Consumer {
         char *rows = head_start(tensor, variant::variable_lengths ? 0 : work.tile.batch, work.tile.kv_head) +
                      (work.sequence.kv_start + work.first_key + first_key()) * stride +
                      part * columns_per_part * gradient_bytes;
-        write_rows<cfg::dtype, variant::accumulates>(rows, stride, c, work.keys - first_key(),
-                                                     tensor_columns - part * columns_per_part);
+        write_rows<cfg::dtype, variant::accumulates, 32>(rows, stride, c, work.keys - first_key(),
+                                                         tensor_columns - part * columns_per_part);
     }
 };

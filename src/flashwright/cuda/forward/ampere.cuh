@@ -204,7 +204,7 @@ DEVICE void compute(const ForwardArguments &args, const Work &work, uint32 Q_sha
     warp.softmax.normalize(warp.O);
     const OutputRows<variant::accumulates ? 0 : cfg::static_row_stride> output(args, Work(args, tile_of_block(args, block_index_again())));
     if constexpr (variant::accumulates) {
-        output.accumulate<output_columns>(warp.softmax, warp_row, warp.O);
+        output.accumulate<output_columns, 8>(warp.softmax, warp_row, warp.O);
         return;
     }
     // A warp's rows of Q were read by that warp alone, so it may put its rows of O in their place without waiting for

@@ -25,33 +25,39 @@ struct Shares {
 };
 
 // Adds 16 rows of accumulators to fp32 sums in global memory: the first `rows` of them and the first `columns` of their
-// columns. A quad has 32 contiguous bytes of a row at a time. Sums of which nothing is kept are not read.
-template <int column_tiles>
+// columns. A quad has 32 contiguous bytes of a row at a time; `at_once` pairs of a thread are under way together. The
+// shares are found while the first are: sums of which nothing is kept may be anything.
+template <int at_once, int column_tiles>
 DEVICE void add_rows(char *sums, int64 row_stride_bytes, const float (&c)[column_tiles][4], int rows, int columns,
-                     const Shares &shares = {}) {
-    constexpr int tiles_at_once = 8;
+                     auto find_shares) {
+    constexpr int pairs = halves * column_tiles;
+    Shares shares;
 #pragma unroll
-    for (int half = 0; half < halves; ++half) {
-        const int row = accumulator_row(0, half);
-        if (row >= rows)
-            continue;
-        float *first = (float *)(sums + row * row_stride_bytes) + accumulator_column();
-        const float kept = shares.kept[half], added = shares.added[half];
+    for (int begin = 0; begin < pairs; begin += at_once) {
+        Pair known[at_once];
+        const auto place = [&](int i) {
+            return (float *)(sums + accumulator_row(0, i / column_tiles) * row_stride_bytes) + accumulator_column() +
+                   mma_columns * (i % column_tiles);
+        };
+        const auto exists = [&](int i) {
+            return i < pairs && accumulator_row(0, i / column_tiles) < rows && mma_columns * (i % column_tiles) < columns;
+        };
 #pragma unroll
-        for (int begin = 0; begin < column_tiles; begin += tiles_at_once) {
-            const int end = begin + tiles_at_once < column_tiles ? begin + tiles_at_once : column_tiles;
-            Pair known[tiles_at_once]; // all are under way before the first is waited for
+        for (int i = 0; i < at_once; ++i)
+            known[i] = exists(begin + i) ? load_global_8B(place(begin + i)) : Pair{};
+        if (begin == 0)
+            shares = find_shares();
 #pragma unroll
-            for (int n = begin; n < end; ++n)
-                known[n - begin] =
-                    kept != 0 && mma_columns * n < columns ? load_global_8B(first + mma_columns * n) : Pair{};
+        for (int i = 0; i < at_once; ++i) {
+            if (!exists(begin + i))
+                continue;
+            const int half = (begin + i) / column_tiles, n = (begin + i) % column_tiles;
+            const float kept = shares.kept[half], added = shares.added[half];
+            Pair sum;
 #pragma unroll
-            for (int n = begin; n < end; ++n)
-                if (mma_columns * n < columns) {
-                    const Pair &old = known[n - begin];
-                    store_global_8B(first + mma_columns * n, {kept * old.values[0] + added * c[n][2 * half],
-                                                              kept * old.values[1] + added * c[n][2 * half + 1]});
-                }
+            for (int j = 0; j < 2; ++j)
+                sum.values[j] = (kept == 0 ? 0 : kept * known[i].values[j]) + added * c[n][2 * half + j];
+            store_global_8B(place(begin + i), sum);
         }
     }
 }
@@ -81,10 +87,10 @@ DEVICE void store_rows(char *tensor, int64 row_stride_bytes, const float (&c)[co
 }
 
 // Adds rows to fp32 sums or rounds and stores them, as a kernel `accumulates` or not.
-template <DType dtype, bool accumulates, int column_tiles>
+template <DType dtype, bool accumulates, int at_once, int column_tiles>
 DEVICE void write_rows(char *tensor, int64 row_stride_bytes, const float (&c)[column_tiles][4], int rows, int columns) {
     if constexpr (accumulates)
-        add_rows(tensor, row_stride_bytes, c, rows, columns);
+        add_rows<at_once>(tensor, row_stride_bytes, c, rows, columns, [] { return Shares{}; });
     else
         store_rows<dtype>(tensor, row_stride_bytes, c, rows, columns);
 }
