@@ -130,6 +130,26 @@ def test_gradients_of_parts_make_up_those_of_the_whole(config, head_dim):
         assert relative_error(mine, right) < relative_error(getattr(whole, name), right)
 
 
+@pytest.mark.parametrize("config", [AMPERE_BACKWARD, *slow(HOPPER_BACKWARD)])
+def test_gradients_of_packed_parts_leave_the_rows_of_others_alone(config):
+    """Rows before the first sequence and behind the last keep what they have."""
+    problem = Problem.random(Shape(1, 1, 1, 60, 60, 64), DType.BF16)
+    starts = np.array([10, 30, 50], np.int32)
+    sums = tuple(np.full(x.shape, 7, np.float32) for x in (problem.q, problem.k, problem.v))
+    truths = [differentiate(problem.part(slice(*each), slice(*each))) for each in pairwise(starts)]
+    out, lse = np.zeros_like(problem.q), np.zeros(problem.q.shape[:3], np.float32)
+    for (start, stop), truth in zip(pairwise(starts), truths, strict=True):
+        out[:, :, start:stop], lse[:, :, start:stop] = truth.rounded(DType.BF16)
+    simulate_backward(
+        config, problem.do, problem.q, problem.k, problem.v, out, lse, starts=(starts, starts), max_lengths=(20, 20),
+        sums=sums,
+    )  # fmt: skip
+    for name, total in zip(("dq", "dk", "dv"), sums, strict=True):
+        assert np.all(total[:, :, :10] == 7) and np.all(total[:, :, 50:] == 7)
+        for (start, stop), truth in zip(pairwise(starts), truths, strict=True):
+            assert relative_error(total[:, :, start:stop] - 7, getattr(truth, name)) < 6e-3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d_head", [64, 128, 256])

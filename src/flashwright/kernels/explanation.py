@@ -144,8 +144,6 @@ class TracedWarp:
     """Whether the first KV step visits the last keys."""
     has_masked_steps: bool = True
     """Whether the loop also has the steps that an edge of a mask cuts; otherwise they are outside of it."""
-    steps_per_pass: int = 1
-    """Steps of one pass through the loop: two, where they differ in turns."""
 
 
 # --- Pictures that not every kernel has ------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def execute(
         kv_rows = sample.keys or _enough_keys(config, sample.options, iterations + warp.steps_before_loop)
         cut_first = _steps_cut_first(config, sample, kv_rows, iterations, warp)
     elif sample == PLAIN_SAMPLE:
-        steps = iterations * warp.steps_per_pass + warp.steps_before_loop + warp.steps_ahead - 1
+        steps = iterations + warp.steps_before_loop + warp.steps_ahead - 1
         blocks = {operation.steps.tile: 1, operation.steps.step: steps}
         q_rows, kv_rows, cut_first = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c, 0
     else:
@@ -162,9 +162,8 @@ def simulation_facts(config: KernelConfig, execution: Execution, shared: SharedM
 
 
 def step_counts(config: KernelConfig, execution: Execution, shared: SharedMap) -> StepCounts:
-    """What the traced warp did in one steady step; of a pass through the loop that has several, their mean."""
+    """What the traced warp did in one steady iteration of the loop."""
     first, end = execution.iterations[execution.steady]
-    steps = execution.warp.steps_per_pass
     entries = execution.trace[first:end]
     accesses: Counter[tuple[str, str]] = Counter()
     wavefronts: Counter[tuple[str, str]] = Counter()
@@ -182,14 +181,11 @@ def step_counts(config: KernelConfig, execution: Execution, shared: SharedMap) -
             wavefronts[key] += cost.wavefronts
             ideal[key] += cost.ideal
     return StepCounts(
-        instructions=round(len(entries) / steps),
+        instructions=len(entries),
         scores=explanation_of(config).work_per_step(config),
-        barriers=round(sum(kind_of_ptx(entry.opcode) in (Kind.BARRIER, Kind.VOTE) for entry in entries) / steps),
-        global_sectors=round(sectors / steps),
-        shared=tuple(
-            SharedTraffic(*key, *(round(counts[key] / steps) for counts in (accesses, wavefronts, ideal)))
-            for key in sorted(accesses)
-        ),
+        barriers=sum(kind_of_ptx(entry.opcode) in (Kind.BARRIER, Kind.VOTE) for entry in entries),
+        global_sectors=sectors,
+        shared=tuple(SharedTraffic(*key, accesses[key], wavefronts[key], ideal[key]) for key in sorted(accesses)),
     )
 
 

@@ -242,11 +242,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Two KV steps, or passes of several through the loop, as one warp executed their PTX. Indices count instructions
-    from the start of the first."""
+    """Two KV steps as one warp executed their PTX. Indices count instructions from the start of the first step."""
 
     step_starts: tuple[int, ...]
-    """And, last, where the second ends."""
+    """And, last, where the second step ends."""
     first_step: int
     spans: tuple[Span, ...]
     flights: tuple[Flight, ...]
@@ -258,18 +257,10 @@ class Timeline:
     """What the loop goes over, as in "KV step"."""
     ptx_lines: tuple[int, ...] = ()
     """Of each executed instruction, its line in the PTX."""
-    steps_per_pass: int = 1
 
     @property
     def instructions(self) -> int:
         return self.step_starts[-1]
-
-    def step_names(self) -> list[str]:
-        """Of each pass that is shown: "KV step 3", or "KV steps 3 and 4"."""
-        firsts = [self.first_step + number * self.steps_per_pass for number in range(len(self.step_starts) - 1)]
-        if self.steps_per_pass == 1:
-            return [f"{self.steps} step {first}" for first in firsts]
-        return [f"{self.steps} steps {first} and {first + self.steps_per_pass - 1}" for first in firsts]
 
 
 @dataclass(frozen=True)

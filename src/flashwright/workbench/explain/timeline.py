@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from flashwright.kernels.explanation import SharedMap
 from flashwright.kernels.family import KernelConfig
@@ -62,14 +61,11 @@ def timeline_of(
     copying = {index for copy in through_registers for index in copy.instructions}
     return Timeline(
         step_starts=(*(start - first for start, _ in shown), end - first),
-        first_step=execution.steady * execution.warp.steps_per_pass + execution.steps_before_loop,
-        steps_per_pass=execution.warp.steps_per_pass,
+        first_step=execution.steady + execution.steps_before_loop,
         spans=tuple(spans(reading.kind_and_subject(trace[i], i in copying) for i in range(first, end))),
         flights=tuple(flights_within(sorted(flights, key=lambda flight: flight.start), first, end)),
         phases=tuple(
-            phase
-            for start, stop in shown
-            for phase in reading.phases(trace[start:stop], start - first, execution.warp.steps_per_pass)
+            phase for start, stop in shown for phase in reading.phases(trace[start:stop], offset=start - first)
         ),
         warp=execution.warp.name,
         role=execution.warp.role,
@@ -124,12 +120,11 @@ class Reading:
             return region.operand if region is not None else None
         return None
 
-    def phases(self, loop_pass: list[TraceEntry], offset: int, steps: int) -> Iterator[Phase]:
-        """The parts of a step, or of several in one pass: synchronous products, and what the source marks. A part that
-        is left out, because a test found nothing to do, has no arithmetic."""
-        found = [(name, run) for name, of_part in self._parts(loop_pass).items() for run in _runs(of_part, steps)]
-        for name, indices in sorted(found, key=lambda part: part[1][0]):
-            if any(kind_of_ptx(loop_pass[i].opcode) in (Kind.LOAD, Kind.MMA, Kind.FLOAT) for i in indices):
+    def phases(self, step: list[TraceEntry], offset: int) -> Iterator[Phase]:
+        """The parts of a step: synchronous products, and what the source marks. A part that is left out, because a
+        test found nothing to do, has no arithmetic."""
+        for name, indices in sorted(self._parts(step).items(), key=lambda part: part[1][0]):
+            if any(kind_of_ptx(step[i].opcode) in (Kind.LOAD, Kind.MMA, Kind.FLOAT) for i in indices):
                 yield Phase(name, indices[0] + offset, indices[-1] + 1 + offset)
 
     def _parts(self, step: list[TraceEntry]) -> dict[str, list[int]]:
@@ -146,12 +141,6 @@ class Reading:
             if product is not None:
                 return self.products.get(product, product)
         return self.markers.value(entry.source, PHASE)
-
-
-def _runs(indices: list[int], count: int) -> list[list[int]]:
-    """Ascending indices as so many runs: the widest gaps are between them."""
-    gaps = sorted(range(1, len(indices)), key=lambda i: indices[i] - indices[i - 1], reverse=True)[: count - 1]
-    return [indices[start:stop] for start, stop in pairwise([0, *sorted(gaps), len(indices)])]
 
 
 def _use_of_barrier(entry: TraceEntry) -> str | None:

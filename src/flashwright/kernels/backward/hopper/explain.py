@@ -197,13 +197,7 @@ def warps(config: HopperBackwardKernelConfig) -> tuple[TracedWarp, ...]:
     """The first warp of each consumer warpgroup, and the producer. Scores of a step are computed in the iteration
     before it: the first step's come before the loop."""
     consumers = (
-        TracedWarp(
-            4 * index,
-            f"consumer warpgroup {index}",
-            CONSUMER,
-            steps_per_pass=1 + HopperBackwardShapes(config).alternates,
-            steps_before_loop=1,
-        )
+        TracedWarp(4 * index, f"consumer warpgroup {index}", CONSUMER, steps_before_loop=1)
         for index in range(config.n_consumers)
     )
     return (*consumers, TracedWarp(config.n_warps, "producer", PRODUCER, ("COPY",), steps_before_loop=1))

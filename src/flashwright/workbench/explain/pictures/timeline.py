@@ -129,8 +129,8 @@ def timeline_picture(timeline: Timeline, name: str = "timeline", *, instructions
         name,
         WIDTH,
         bottom + 44,
-        f"{timeline.steps} steps {timeline.first_step} {'and' if timeline.steps_per_pass == 1 else 'to'} "
-        f"{timeline.first_step + 2 * timeline.steps_per_pass - 1} of the PTX, as {timeline.warp} executed them",
+        f"{timeline.steps} steps {timeline.first_step} and {timeline.first_step + 1} of the PTX, as {timeline.warp} "
+        "executed them",
         _description(timeline),
         parts,
     )
@@ -199,11 +199,10 @@ def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
 
 
 def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
-    passes = zip(timeline.step_names(), pairwise(timeline.step_starts), strict=True)
-    for name, (start, end) in passes:
+    for number, (start, end) in enumerate(pairwise(timeline.step_starts)):
         x = _x(start, scale)
         yield line(x, 8, x, bottom, "step")
-        label = f"{name}: {counted(end - start, 'instruction')}"
+        label = f"{timeline.steps} step {timeline.first_step + number}: {counted(end - start, 'instruction')}"
         yield text(label, x + 6, 22, "label strong")
 
 
