@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from flashwright.distributed.layouts import holdings
-from flashwright.distributed.parts import Kernels, Merged
+from flashwright.distributed.parts import Kernels, no_keys_yet
 from flashwright.distributed.rounds import RING, Round, rounds_of
 from flashwright.distributed.sequence import SharedSequence, packed
 from flashwright.distributed.visibility import Launch, Mask, Span
@@ -62,7 +62,8 @@ def errors(length: int = 8192, heads: tuple[int, int] = (8, 2), head_dim: int = 
     kernels = Kernels(options, "gpu", deterministic=True)
     whole = Launch(Span(0, length), Span(0, length), CAUSAL)
     alone, lse = kernels.forward(q, k, v, whole)
-    found = [_errors("one launch", 1, (alone, *kernels.backward(do, None, q, k, v, alone, lse, whole)), expected)]
+    gradients = differentiate_on_gpu(do, None, q, k, v, alone, lse, options, deterministic=True)
+    found = [_errors("one launch", 1, (alone, *gradients), expected)]
     for merging in ("fp32", "bf16"):
         for ranks in (1, 2, 4, 8, 16):
             found.append(_errors(merging, ranks, _by_ranks(ranks, merging, q, k, v, do, kernels), expected))
@@ -86,29 +87,31 @@ def _by_ranks(ranks: int, merging: str, q: Any, k: Any, v: Any, do: Any, kernels
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
     places = [torch.cat([torch.arange(*chunk, device=q.device) for chunk in chunks]) for chunks in by_rank]
     for rank, rows in enumerate(places):
-        merged = Merged(q[:, :, rows])
         mine = [x[:, :, rows].contiguous() for x in (q, do)]
+        sums = no_keys_yet(mine[0], all_come_first=False)
         rounds = rounds_of(RING, rank, by_rank, by_rank, mask, k.shape[1])
         for step, each in enumerate(rounds):
             keys = places[(rank - step) % ranks][_order(each)]
             for tile in each.tiles:
                 at = keys[tile.keys.slice]
-                part = kernels.forward(mine[0][:, :, tile.rows.slice], k[:, :, at], v[:, :, at], Launch(*tile))
-                merged.add(Span(0, q.shape[1]), tile.rows, *part)
-                merged.result()[0].copy_(rounded(merged.result()[0]))
-        rank_out, rank_lse = merged.result()
+                inner = (slice(None), slice(None), tile.rows.slice)
+                known = (sums[0][inner], sums[1][inner])
+                kernels.forward(mine[0][inner], k[:, :, at], v[:, :, at], Launch(*tile), known)
+                known[0].copy_(rounded(known[0]))
+        rank_out, rank_lse = sums
         out[:, :, rows] = rank_out.to(q.dtype)
         for step, each in enumerate(rounds):
             keys = places[(rank - step) % ranks][_order(each)]
             for tile in each.tiles:
                 at, here = keys[tile.keys.slice], rows[tile.rows.slice]
                 inner = (slice(None), slice(None), tile.rows.slice)
-                part = kernels.backward(
+                totals = (dq[:, :, here], dk[:, :, at], dv[:, :, at])
+                kernels.backward(
                     mine[1][inner], None, mine[0][inner], k[:, :, at], v[:, :, at], out[:, :, here],
-                    rank_lse[inner].contiguous(), Launch(*tile),
+                    rank_lse[inner], Launch(*tile), totals,
                 )  # fmt: skip
-                for total, place, gradient in zip((dq, dk, dv), (here, at, at), part, strict=True):
-                    total[:, :, place] = rounded(total[:, :, place] + gradient)
+                for whole, place, total in zip((dq, dk, dv), (here, at, at), totals, strict=True):
+                    whole[:, :, place] = rounded(total)
     return out, *(x.to(q.dtype) for x in (dq, dk, dv))
 
 
@@ -170,7 +173,9 @@ def overlap(rows: int = 8192, ranks: int = 8, heads: tuple[int, int] = (32, 8), 
     calls["forward, one launch"] = lambda: kernels.forward(q, *half, at_once)
     calls["backward, copies meanwhile"] = lambda: with_copies.backward(do, None, q, k, v, out, lse)
     calls["backward, no copies"] = lambda: without.backward(do, None, q, k, v, out, lse)
-    calls["backward, one launch"] = lambda: kernels.backward(do, None, q, *half, half_out, half_lse, at_once)
+    calls["backward, one launch"] = lambda: differentiate_on_gpu(
+        do, None, q, *half, half_out, half_lse, kernels.options
+    )
     for call in calls.values():
         call()
     times = gpu_times_ms(calls, launches=1)

@@ -121,8 +121,12 @@ INSTALLS = re.compile(r"(\.venv/bin/)?pip install ")
 A_MODULE = (
     ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 x, .param .u32 n)\n{\n ret;\n}\n"
 )
-SMALLER = {"bench": ("--seqlen", "512", "--d-head", "128", "--dtype", "BF16"), "tune": ("--limit", "4")}
+SMALLER = {
+    "bench": ("--seqlen", "512", "--d-head", "128", "--rounds", "2"), "tune": ("--limit", "4"),
+}  # fmt: skip
 """The same commands on fewer problems: whole grids and searches take minutes."""
+FEWER_KEYS = ("--keys", "1024", "--rounds", "2")
+"""The same for a benchmark of decoding."""
 
 
 def commands(*, of_tutorial: bool) -> list[object]:
@@ -155,7 +159,8 @@ def arguments_of(command: str) -> list[str]:
     if first == "make":
         return ["make", "--dry-run", "--directory", str(ROOT), *rest]
     if first == "flashwright":
-        return [sys.executable, "-m", "flashwright", *rest, *(() if "--from" in rest else SMALLER.get(rest[0], ()))]
+        smaller = FEWER_KEYS if rest[0] == "bench" and "decode" in rest else SMALLER.get(rest[0], ())
+        return [sys.executable, "-m", "flashwright", *rest, *(() if "--from" in rest else smaller)]
     if first in ("python", ".venv/bin/python") and rest[0].endswith(".py"):
         return [sys.executable, str(ROOT / rest[0]), "--help"]
     if first == "torchrun":

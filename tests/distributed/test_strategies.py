@@ -27,8 +27,8 @@ def test_slow_links_are_hidden_behind_computation():
     assert str(chosen("ib400").strategy) == "ring"
 
 
-def test_many_heads_of_keys_are_exchanged_over_fast_links():
-    assert str(chosen("nvlink", heads=(32, 32)).strategy) == "all-to-all"
+def test_many_heads_of_short_sequences_are_exchanged_over_fast_links():
+    assert str(chosen("nvlink", heads=(32, 32), length=16_384).strategy) == "all-to-all"
 
 
 def test_a_window_is_not_exchanged_by_heads():

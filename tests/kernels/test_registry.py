@@ -292,3 +292,8 @@ def test_options_of_a_short_form_are_known_and_given_once(text):
         parse_config(f"{text}+swizzled")
     with pytest.raises(ValueError, match=r"unknown option 'swizled' .*did you mean 'swizzled'\?"):
         parse_config(text.replace("swizzled", "swizled"))
+
+
+def test_a_misspelt_family_is_told_from_the_others():
+    with pytest.raises(ValueError, match=r"'hopper backward'.*; did you mean 'hopper'"):
+        parse_config("hoper (BF16, 64, 128, 64): stages_2")

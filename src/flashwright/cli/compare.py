@@ -66,7 +66,8 @@ def compare(
 
 def _common_target(configs: tuple[KernelConfig, KernelConfig], arch: str) -> str:
     """One architecture for both: the oldest that both run on, unless another is requested."""
-    return max(family_of(config).target(arch) for config in configs)
+    targets = {family_of(config).target_for(config, arch) for config in configs}
+    return max(targets, key=lambda target: (int(target.removeprefix("sm_").removesuffix("a")), target))
 
 
 def _print_comparison(comparison: Comparison) -> None:

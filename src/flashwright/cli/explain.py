@@ -92,7 +92,7 @@ def explain(
         _prepare_directory(pages)
     sample = sample_of(causal, window, softcap, heads, kv_heads, keys)
     parsed = parse_config(config)
-    target = family_of(parsed).target(arch)
+    family_of(parsed).target(arch)  # raises for what the family does not run on
     facts: ConfigFacts | UnbuiltFacts
     try:
         tile_shapes(parsed)
@@ -101,7 +101,7 @@ def explain(
             raise
         facts = unbuilt_facts(parsed, str(problem))
     else:
-        facts = explain_config(parsed, target, turning=None if neighbours else (), sample=sample)
+        facts = explain_config(parsed, arch, turning=None if neighbours else (), sample=sample)
     if html is not None:
         links = knob_links(parsed, html.parent)
         page = config_page(facts, links) if isinstance(facts, ConfigFacts) else unbuilt_page(facts)

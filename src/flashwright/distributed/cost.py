@@ -22,10 +22,9 @@ from flashwright.problem.flops import BACKWARD, FORWARD, operation_flops
 FP32_BYTES = 4
 BACKWARD_WORK = operation_flops(BACKWARD, 1, 1, 1, 1, 1) / operation_flops(FORWARD, 1, 1, 1, 1, 1)
 """In forwards."""
-MERGE_BYTES = 10
-"""Of global memory, for each element of a partial output: it is read (2), and mixed into the sum (4 + 4)."""
-ADDING_BYTES = 10
-"""For each element of a partial gradient: it is read (2), and added to the sum (4 + 4)."""
+MERGE_BYTES = ADDING_BYTES = 6
+"""Of global memory, for each element of a partial output or gradient: a sum is read and written (4 + 4) where a kernel
+that computes the whole writes 16 bits."""
 RANKS_LOOKED_AT = 16
 """Of large groups, evenly spaced ones and the last; the slowest of them decides."""
 
@@ -37,6 +36,7 @@ class Machine(NamedTuple):
     backward_flops_per_s: float
     memory_bytes_per_s: float = 4.8e12
     merge_bytes: float = MERGE_BYTES
+    adding_bytes: float = ADDING_BYTES
 
 
 class Sizes(NamedTuple):
@@ -224,7 +224,7 @@ class _Rank:
 
     def _backward_s(self, each: Round) -> float:
         elements = self._q_elements(each) + self._kv_elements(each)
-        adding = elements * ADDING_BYTES / self.machine.memory_bytes_per_s
+        adding = elements * self.machine.adding_bytes / self.machine.memory_bytes_per_s
         return BACKWARD_WORK * self._flops(each) / self.machine.backward_flops_per_s + adding
 
     def _kv_bytes(self, rows: float, each: Round) -> float:

@@ -1,7 +1,7 @@
 """A tile of attention: some rows of queries and some of the keys that they attend to, and what becomes of the whole.
 
-The forward of a tile is an output and the log-sum-exp of its scores, and those of several tiles are merged in fp32. The
-backward needs the log-sum-exp of all keys; gradients of tiles are added in fp32.
+The forward of a tile is an output and the log-sum-exp of its scores; kernels mix them into those of the tiles before,
+in fp32. The backward needs the log-sum-exp of all keys; kernels add gradients of tiles to sums in fp32.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flashwright.distributed.merge_kernel import merge_on_gpu, merges_on_gpu
-from flashwright.distributed.visibility import Launch, Span, Tile, packed_launches, single_launches
+from flashwright.distributed.visibility import Launch, Tile, packed_launches, single_launches
 from flashwright.kernels.family import KernelConfig
 from flashwright.operators.forward import run_on_gpu, run_on_simulator
 from flashwright.problem.options import AttentionOptions
@@ -37,19 +36,29 @@ class Kernels(NamedTuple):
         return packed_launches(tiles) if self.backend == "gpu" and batch == 1 else single_launches(tiles)
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, launch: Launch
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        launch: Launch,
+        sums: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output, in fp32 or as the kernel rounds it, and log-sum-exp; of the launch's rows and keys."""
+        """Output and log-sum-exp of the launch's rows and keys; mixed into `sums`, if given: those of other keys, in
+        fp32 or better, minus infinity where no key has come yet."""
         options = self.options._replace(window=launch.window)
         if self.backend == "reference":
             precision = accumulation_dtype(q)
-            return attention_reference(q.to(precision), k.to(precision), v.to(precision), options=options)
+            part = attention_reference(q.to(precision), k.to(precision), v.to(precision), options=options)
+            return part if sums is None else _mixed(sums, *part)
         if self.backend == "gpu":
             out, lse = run_on_gpu(
-                q, k, v, options, with_lse=True, config=self.config, family=self.family, **_packing(launch, q)
-            )
+                q, k, v, options, with_lse=True, config=self.config, family=self.family, sums=sums,
+                **_packing(launch, q),
+            )  # fmt: skip
         else:
-            out, lse = run_on_simulator(q, k, v, options, with_lse=True, config=self.config, family=self.family)
+            out, lse = run_on_simulator(
+                q, k, v, options, with_lse=True, config=self.config, family=self.family, sums=sums
+            )
         assert lse is not None
         return out, lse
 
@@ -63,24 +72,28 @@ class Kernels(NamedTuple):
         out: torch.Tensor,
         lse: torch.Tensor,
         launch: Launch,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The launch's part of the gradients of q, k and v; `out` and `lse` are those of all keys."""
+        sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Adds the launch's part of the gradients of q, k and v to `sums`; `out` and `lse` are those of all keys."""
         options = self.options._replace(window=launch.window)
         if self.backend == "reference":
             precision = accumulation_dtype(q)
             do, q, k, v, out = (x.to(precision) for x in (do, q, k, v, out))
-            return attention_gradients(do, dlse, q, k, v, options=options, lse=lse, row_dot=(do * out).sum(-1))
-        if self.backend == "gpu":
+            part = attention_gradients(do, dlse, q, k, v, options=options, lse=lse, row_dot=(do * out).sum(-1))
+            for total, gradient in zip(sums, part, strict=True):
+                total += gradient
+        elif self.backend == "gpu":
             from flashwright.operators.backward import differentiate_on_gpu
 
-            return differentiate_on_gpu(
-                do, dlse, q, k, v, out, lse, options, config=self.config, deterministic=self.deterministic,
+            differentiate_on_gpu(
+                do, dlse, q, k, v, out, lse, options, config=self.config, deterministic=self.deterministic, sums=sums,
                 **_packing(launch, q),
             )  # fmt: skip
-        from flashwright.operators.recorded import SimulatedCall
+        else:
+            from flashwright.operators.recorded import SimulatedCall
 
-        call = SimulatedCall(options, self.config, self.family, deterministic=self.deterministic)
-        return call.backward(do, dlse, q, k, v, out, lse)
+            call = SimulatedCall(options, self.config, self.family, deterministic=self.deterministic)
+            call.backward(do, dlse, q, k, v, out, lse, sums=sums)
 
 
 def _packing(launch: Launch, q: torch.Tensor) -> dict[str, Any]:
@@ -105,51 +118,22 @@ def accumulation_dtype(q: torch.Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-class Merged:
-    """The output and the log-sum-exp of rows whose keys come in parts, in fp32 or better; those of a single part of all
-    rows stay as they are."""
-
-    def __init__(self, q: torch.Tensor) -> None:
-        self._q = q
-        self._precision = accumulation_dtype(q)
-        self._sums: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._written: list[tuple[Span, Span]] = []
-
-    def add(self, heads: Span, rows: Span, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """One part: a row of a part has weight exp(lse of the part) against that of the parts before it."""
-        import torch
-
-        first = not any(_overlap(heads, a) and _overlap(rows, b) for a, b in self._written)
-        self._written.append((heads, rows))
-        if self._sums is None and out.shape == self._q.shape:
-            self._sums = (out, lse)
-            return
-        sums, sums_lse = self._sums = self._widened()
-        place = (slice(None), heads.slice, rows.slice)
-        known_out, known_lse = sums[place], sums_lse[place]
-        if first:
-            known_out.copy_(out)
-            known_lse.copy_(lse)
-            return
-        if merges_on_gpu(known_out, out):
-            merge_on_gpu(known_out, known_lse, out, lse)
-            return
-        lse = lse.to(known_lse.dtype)
-        weight = torch.sigmoid(lse - known_lse).masked_fill_(lse == -math.inf, 0)  # -inf - -inf is no number
-        known_out.lerp_(out.to(known_out.dtype), weight.unsqueeze(-1))
-        torch.logaddexp(known_lse, lse, out=known_lse)
-
-    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._widened() if self._sums is None else self._sums
-
-    def _widened(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sums so far, which parts may be mixed into."""
-        if self._sums is not None:
-            out, lse = self._sums
-            return out.to(self._precision), lse.to(self._precision)
-        q = self._q
-        return q.new_zeros(q.shape, dtype=self._precision), q.new_full(q.shape[:3], -math.inf, dtype=self._precision)
+def no_keys_yet(q: torch.Tensor, *, all_come_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp of rows, in fp32 or better, that parts are to be mixed into. What the first part has all
+    rows of need not be cleared."""
+    precision = accumulation_dtype(q)
+    new = q.new_empty if all_come_first else q.new_zeros
+    return new(q.shape, dtype=precision), q.new_full(q.shape[:3], -math.inf, dtype=precision)
 
 
-def _overlap(a: Span, b: Span) -> bool:
-    return a.start < b.stop and b.start < a.stop
+def _mixed(
+    sums: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor, lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One more part in the sums: a row has the weight exp(lse of the part) against that of the parts before it."""
+    import torch
+
+    known_out, known_lse = sums
+    weight = torch.sigmoid(lse - known_lse).masked_fill_(lse == -math.inf, 0).unsqueeze(-1)  # -inf - -inf: no number
+    known_out.copy_(torch.where(known_lse.unsqueeze(-1) == -math.inf, out, torch.lerp(known_out, out, weight)))
+    torch.logaddexp(known_lse, lse, out=known_lse)
+    return sums

@@ -21,6 +21,8 @@ ROWS, RANKS = 8192, 8
 SIZES = Sizes(batch=1, q_heads=32, kv_heads=8, head_dim=128)
 UNFUSED_MERGE_BYTES = 38
 """Widening (2 + 4), a difference (3 · 4), a product (2 · 4), a difference (3 · 4)."""
+UNFUSED_ADDING_BYTES = 10
+"""A gradient is read (2), and added to the sum (4 + 4)."""
 
 
 class PublishedGPU(NamedTuple):
@@ -37,8 +39,9 @@ class PublishedGPU(NamedTuple):
         work = 4 * SIZES.q_heads * SIZES.head_dim * ROWS * (ROWS + 1) / 2
         backward_s = 1 / self.trainings_per_s - 1 / self.forwards_per_s
         return Machine(
-            work * self.forwards_per_s, BACKWARD_WORK * work / backward_s, self.memory_bytes_per_s, UNFUSED_MERGE_BYTES
-        )
+            work * self.forwards_per_s, BACKWARD_WORK * work / backward_s, self.memory_bytes_per_s, UNFUSED_MERGE_BYTES,
+            UNFUSED_ADDING_BYTES,
+        )  # fmt: skip
 
 
 class PublishedFigure(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashwright.distributed.parts import Kernels, Merged, accumulation_dtype
+from flashwright.distributed.parts import Kernels, accumulation_dtype, no_keys_yet
 from flashwright.distributed.rounds import Round
 from flashwright.distributed.transport import Pending, Transport
 from flashwright.distributed.visibility import Launch, Span
@@ -30,18 +30,26 @@ class SharedSequence:
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and log-sum-exp: in fp32 or better, or of one launch as they are."""
-        merged = Merged(q)
+        launches = [self._launches(each, q, k) for each in self.rounds]
+        parts = [
+            (_q_heads(each.heads, q, k).length, launch.rows.length)
+            for each, some in zip(self.rounds, launches, strict=True)
+            for launch in some
+        ]
+        first_has_all = parts[:1] == [tuple(q.shape[1:3])]
+        result = None if first_has_all and len(parts) == 1 else no_keys_yet(q, all_come_first=first_has_all)
         arrivals = _Arrivals(self.transport, self.rounds, k, v)
-        for each in self.rounds:
+        for each, some in zip(self.rounds, launches, strict=True):
             keys, values = arrivals.next()
-            q_heads = _q_heads(each.heads, q, k)
-            for launch in self._launches(each, q, q_heads):
-                out, lse = self.kernels.forward(
-                    q[:, q_heads.slice, launch.rows.slice], keys[:, :, launch.keys.slice],
-                    values[:, :, launch.keys.slice], launch,
-                )  # fmt: skip
-                merged.add(q_heads, launch.rows, out, lse)
-        return merged.result()
+            for launch in some:
+                rows = (slice(None), _q_heads(each.heads, q, k).slice, launch.rows.slice)
+                at = (slice(None), slice(None), launch.keys.slice)
+                sums = None if result is None else (result[0][rows], result[1][rows])
+                part = self.kernels.forward(q[rows], keys[at], values[at], launch, sums)
+                if result is None:
+                    result = part
+        assert result is not None
+        return result
 
     def backward(
         self,
@@ -63,17 +71,14 @@ class SharedSequence:
         returning: _Returning | None = None
         for each in self.rounds:
             keys, values = arrivals.next()
-            q_heads = _q_heads(each.heads, q, k)
             there = dkv[:, :, :, each.heads.slice] if each.in_place else _zeros_for(keys, precision)
-            for launch in self._launches(each, q, q_heads):
-                rows = (slice(None), q_heads.slice, launch.rows.slice)
-                part = self.kernels.backward(
-                    do[rows], None if dlse is None else dlse[rows], q[rows], keys[:, :, launch.keys.slice],
-                    values[:, :, launch.keys.slice], out[rows], lse[rows], launch,
+            for launch in self._launches(each, q, k):
+                rows = (slice(None), _q_heads(each.heads, q, k).slice, launch.rows.slice)
+                at = (slice(None), slice(None), launch.keys.slice)
+                self.kernels.backward(
+                    do[rows], None if dlse is None else dlse[rows], q[rows], keys[at], values[at], out[rows], lse[rows],
+                    launch, (dq[rows], unpacked(there, 0)[at], unpacked(there, 1)[at]),
                 )  # fmt: skip
-                dq[rows] += part[0]
-                for index, gradient in enumerate(part[1:]):
-                    unpacked(there, index)[:, :, launch.keys.slice] += gradient
             # What was computed for other ranks goes back while the next round is computed.
             if returning is not None:
                 returning.add_to(dkv)
@@ -82,8 +87,8 @@ class SharedSequence:
             returning.add_to(dkv)
         return dq, unpacked(dkv, 0), unpacked(dkv, 1)
 
-    def _launches(self, each: Round, q: torch.Tensor, q_heads: Span) -> Sequence[Launch]:
-        return self.kernels.launches(each.tiles, q.shape[0]) if q_heads.length else ()
+    def _launches(self, each: Round, q: torch.Tensor, k: torch.Tensor) -> Sequence[Launch]:
+        return self.kernels.launches(each.tiles, q.shape[0]) if _q_heads(each.heads, q, k).length else ()
 
 
 class _Arrivals:

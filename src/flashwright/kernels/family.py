@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from flashwright.hardware.architectures import GPUModel, parse_arch
+from flashwright.hardware.architectures import ARCHITECTURES, GPUModel, architecture, parse_arch
 from flashwright.kernels.explanation import Explanation
 from flashwright.kernels.ladder import SMALL_SELF_ATTENTION, USUAL_SELF_ATTENTION, LadderRung, RungProblem
 from flashwright.kernels.launch import Blocking, LaunchRules
@@ -174,6 +174,16 @@ class KernelFamily:
                 raise ValueError(f"arch: the {self.name} family runs on {self.oldest_arch} alone, not on {arch}")
             return self.oldest_arch
         return arch
+
+    def target_for(self, config: Any, arch: str) -> str:
+        """The same for one config: by default, the oldest architecture whose thread blocks have the shared memory that
+        it needs."""
+        if arch != OLDEST or not self.runs_on_later:
+            return self.target(arch)
+        needed = self.shapes(config).shared_bytes
+        oldest = architecture(self.oldest_arch)
+        fitting = (each.name for each in ARCHITECTURES.values() if each.shared_bytes_per_block >= needed)
+        return oldest.name if needed <= oldest.shared_bytes_per_block else next(fitting, oldest.name)
 
     def native_d_head(self, head_dim: int) -> int:
         """The smallest head dimension with a kernel of its own that holds `head_dim` columns."""

@@ -22,6 +22,7 @@ from flashwright.kernels.family import (
 )
 from flashwright.kernels.forward.ampere import AMPERE_FORWARD
 from flashwright.kernels.forward.hopper import HOPPER_FORWARD
+from flashwright.kernels.naming import nearest_hint
 
 _families: dict[tuple[str, str], KernelFamily] = {}
 _by_config_type: dict[type, KernelFamily] = {}
@@ -96,6 +97,14 @@ def parse_config(text: str) -> Any:
         if family.config_type.__name__ in text or words.startswith(family.prefix):
             return family.parse(text)
     named = next((family for family in others if family.name in words), first)
+    prefix, options, _ = words.partition("(")
+    prefix = prefix.strip()
+    if named is first and options and prefix.replace(" ", "").isalpha() and prefix != first.prefix:
+        prefixes = [family.prefix for family in others]
+        raise ValueError(
+            f"{text!r} begins with the name of no family; known: {', '.join(map(repr, prefixes))}"
+            f"{nearest_hint(prefix, prefixes)}"
+        )
     return named.parse(text)
 
 

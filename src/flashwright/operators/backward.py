@@ -26,6 +26,7 @@ def backward_kind(
     device_index: int,
     family: str | None = None,
     deterministic: bool = False,
+    accumulates: bool = False,
 ) -> BackwardKind:
     """What computes gradients on one GPU with the same options. Kernels are chosen by head dimension and lengths when
     they come."""
@@ -37,7 +38,7 @@ def backward_kind(
         )  # fmt: skip
         return backward_config(occasion, family=family, deterministic=deterministic)
 
-    return BackwardKind(options, choose, device_index=device_index)
+    return BackwardKind(options, choose, device_index=device_index, accumulates=accumulates)
 
 
 def forget_backward_plans() -> None:
@@ -64,14 +65,18 @@ def differentiate_on_gpu(
     starts: Starts | None = None,
     packed: Packed | None = None,
     gradients: Gradients | None = None,
+    sums: Gradients | None = None,
 ) -> Gradients:
     """The kernels on checked tensors of any layout, which are not empty. `config` is the forward's, where one was
-    requested."""
+    requested. Gradients are returned, in `gradients` if it is room for them, or added to `sums`, fp32."""
     import torch
 
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     kind = backward_kind(
-        options, DType.parse(str(q.dtype)), q.device.index, family_for_gradients(config), deterministic
-    )
+        options, DType.parse(str(q.dtype)), q.device.index, family_for_gradients(config), deterministic,
+        accumulates=sums is not None,
+    )  # fmt: skip
+    if sums is not None:
+        gradients = (sums[0].view(q.dtype), sums[1].view(q.dtype), sums[2].view(q.dtype))
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
     return kind.run(grad_out, q, k, v, out, lse.contiguous(), grad_lse, starts, packed, gradients)

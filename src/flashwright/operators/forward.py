@@ -83,14 +83,20 @@ def run_on_gpu(
     starts: tuple[torch.Tensor, torch.Tensor] | None = None,
     packed: Packed | None = None,
     decodes_few_rows: bool = True,
+    sums: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The kernel on checked tensors of any layout: output, and the log-sum-exp or None."""
+    """The kernel on checked tensors of any layout: output, and the log-sum-exp or None. Both are mixed into `sums`, if
+    given: output and log-sum-exp of other keys, in fp32, which are minus infinity where no key has come yet."""
     if is_empty(q.shape, k.shape):
-        return nothing_attended(q, with_lse)
+        return sums or nothing_attended(q, with_lse)
     kind = call_kind(
         options, DType.parse(str(q.dtype)), q.device.index, with_lse, config, family, decodes_few_rows=decodes_few_rows
     )
-    return kind.run(q, k, v, None, starts, packed)
+    if sums is None:
+        return kind.run(q, k, v, None, starts, packed)
+    out, lse = sums
+    kind.run(q, k, v, out.view(q.dtype), starts, packed, lse)
+    return sums
 
 
 def run_on_simulator(
@@ -103,10 +109,11 @@ def run_on_simulator(
     config: KernelConfig | str | None,
     family: str | None,
     row_invariant: bool = False,
+    sums: tuple[Any, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """The kernel on the simulated GPU, of checked CPU tensors or arrays of any layout."""
+    """The kernel on the simulated GPU, of checked CPU tensors or arrays of any layout; `sums` as on a real one."""
     if is_empty(q.shape, k.shape):
-        return nothing_attended(q, with_lse)
+        return sums or nothing_attended(q, with_lse)
     lengths = lengths_to_choose_for(q.shape[2], k.shape[2], row_invariant=row_invariant)
     chosen = chosen_config(
         DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=None, config=config, family=family
@@ -114,7 +121,7 @@ def run_on_simulator(
     arrays = (_with_vector_rows(x) for x in (q, k, v))
     result = run_forward(
         chosen, *arrays, scale=options.scale, window=options.window, softcap=options.softcap, return_lse=with_lse,
-        device="simulator",
+        sums=sums, device="simulator",
     )  # fmt: skip
     return result if with_lse else (result, None)
 

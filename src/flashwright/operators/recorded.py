@@ -215,9 +215,11 @@ class SimulatedCall(NamedTuple):
         out: Tensor,
         lse: Tensor,
         *starts: Tensor,
+        sums: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients, or with `sums`, which are fp32, those with the gradients added to them."""
         if is_empty(q.shape, k.shape):
-            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+            return sums or (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
         options = self.options
         occasion = Occasion(
             DType.parse(str(q.dtype)), q.shape[3], options.window.right is not None, length_bucket(q.shape[2]),
@@ -232,5 +234,5 @@ class SimulatedCall(NamedTuple):
         dlse = None if grad_lse is None else grad_lse.detach()
         return run_backward(
             chosen, do, q, k, v, out, lse.detach(), dlse=dlse, scale=options.scale, window=options.window,
-            softcap=options.softcap, device="simulator",
+            softcap=options.softcap, sums=sums, device="simulator",
         )  # fmt: skip

@@ -21,6 +21,9 @@ class AttentionVariant:
     """Several heads of Q share one of K and V."""
     variable_lengths: bool = False
     """Sequences of different lengths are packed one after the other."""
+    accumulates: bool = False
+    """Results are added to what fp32 tensors hold: gradients of parts of a problem, or outputs of parts of the keys,
+    weighted by their log-sum-exps."""
     head_dim: int = 0
     """Columns of the tensors when they are fewer than the config's d_head; 0: as many."""
     value_head_dim: int = 0

@@ -34,13 +34,15 @@ def run_backward(
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    sums: tuple[Any, Any, Any] | None = None,
     device: str | None = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of q, k and v by the kernels of one config of the backward, which may be given by its short form.
 
     `out` and `lse` are what `run_forward` returned for the same tensors and options; `do` is the gradient of the one
     and `dlse`, where there is any, of the other. Rows that attend to no key, and rows of no sequence, have gradients
-    of 0. PyTorch tensors run on their GPU and its current stream; with `device="simulator"`, NumPy arrays and CPU
+    of 0. With `sums`, which are fp32 and of the shapes of q, k and v, gradients are added to them, in place. PyTorch
+    tensors run on their GPU and its current stream; with `device="simulator"`, NumPy arrays and CPU
     tensors run on the simulated GPU, hazards checked.
     """
     known = as_config(config)
@@ -54,9 +56,9 @@ def run_backward(
         starts = (cu_seqlens_q, cu_seqlens_k)
         packed = (len(cu_seqlens_q) - 1, longest_of(cu_seqlens_q, max_seqlen_q), longest_of(cu_seqlens_k, max_seqlen_k))
     if device == "simulator":
-        return _run_on_simulator(known, do, q, k, v, out, lse, dlse, options, starts, packed)
+        return _run_on_simulator(known, do, q, k, v, out, lse, dlse, options, starts, packed, sums)
     if device in (None, "gpu"):
-        return _run_on_gpu(known, do, q, k, v, out, lse, dlse, options, starts, packed)
+        return _run_on_gpu(known, do, q, k, v, out, lse, dlse, options, starts, packed, sums)
     raise ValueError(f"device: {device!r} is not known; allowed: 'gpu', 'simulator'")
 
 
@@ -72,19 +74,23 @@ def _run_on_gpu(
     options: AttentionOptions,
     starts: tuple[Any, Any] | None,
     packed: Packed | None,
+    sums: tuple[Any, Any, Any] | None,
 ) -> tuple[Any, Any, Any]:
     check_tensors_for(config, {"q": q, "k": k, "v": v}, {"out": out, "do": do}, starts)
     if starts is not None:
         starts = (starts[0].contiguous(), starts[1].contiguous())
     dlse = None if dlse is None else dlse.contiguous()
-    kind = _kind(config, options, q.device.index)
-    return kind.run(do, q, k, v, out, lse.contiguous(), dlse, starts, packed)
+    kind = _kind(config, options, q.device.index, sums is not None)
+    if sums is None:
+        return kind.run(do, q, k, v, out, lse.contiguous(), dlse, starts, packed)
+    kind.run(do, q, k, v, out, lse.contiguous(), dlse, starts, packed, tuple(x.view(q.dtype) for x in sums))
+    return sums
 
 
 @lru_cache(maxsize=4096)
-def _kind(config: KernelConfig, options: AttentionOptions, device_index: int) -> BackwardKind:
+def _kind(config: KernelConfig, options: AttentionOptions, device_index: int, accumulates: bool) -> BackwardKind:
     options.check()
-    return BackwardKind(options, lambda *sizes: config, device_index=device_index)
+    return BackwardKind(options, lambda *sizes: config, device_index=device_index, accumulates=accumulates)
 
 
 def _run_on_simulator(
@@ -99,6 +105,7 @@ def _run_on_simulator(
     options: AttentionOptions,
     starts: tuple[Any, Any] | None,
     packed: Packed | None,
+    sums: tuple[Any, Any, Any] | None,
 ) -> tuple[Any, Any, Any]:
     known_starts = None if starts is None else (np.ascontiguousarray(starts[0]), np.ascontiguousarray(starts[1]))
     simulated = simulate_backward(
@@ -113,7 +120,10 @@ def _run_on_simulator(
         options=options,
         starts=known_starts,
         max_lengths=(0, 0) if packed is None else packed[1:],
+        sums=None if sums is None else (np.asarray(sums[0]), np.asarray(sums[1]), np.asarray(sums[2])),
     )
+    if sums is not None:
+        return sums
     gradients = (simulated.dq, simulated.dk, simulated.dv)
     if isinstance(q, np.ndarray):
         return gradients

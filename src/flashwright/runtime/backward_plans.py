@@ -59,11 +59,16 @@ class BackwardKind:
 
     MOST_ARRANGEMENTS = 4096
 
-    def __init__(self, options: AttentionOptions, choose: Choose, *, device_index: int) -> None:
+    def __init__(
+        self, options: AttentionOptions, choose: Choose, *, device_index: int, accumulates: bool = False
+    ) -> None:
+        """`accumulates`: gradients are added to fp32 sums, which are given, seen as twice as many columns of q's
+        dtype."""
         import torch
 
         self.torch = torch
         self.options = options
+        self.accumulates = accumulates
         self.device_index = device_index
         self.arrangements: dict[tuple[Any, ...], BackwardArrangement | BackwardCopiesFirst] = {}
         self._choose = choose
@@ -127,6 +132,7 @@ class BackwardKind:
             scratch_address=0,
             options=self.options,
             packed=sequences,
+            accumulates=self.accumulates,
             multiprocessors=multiprocessors(self.device_index),
         )
         key = (config, launch.variant)

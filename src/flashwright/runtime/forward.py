@@ -35,6 +35,7 @@ def run_forward(
     cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    sums: tuple[Any, Any] | None = None,
     device: str | None = None,
 ) -> Any:
     """softmax(q·kᵀ·scale)·v by the kernel of one config, of any family, which may be given by its short form.
@@ -45,6 +46,9 @@ def run_forward(
 
     Sequences of different lengths are packed along the rows of tensors of batch 1: sequence b is rows
     cu_seqlens[b] … cu_seqlens[b + 1] - 1 (int32, on the tensors' device). Rows of no sequence are 0.
+
+    With `sums`, output and log-sum-exp of other keys in fp32 (-inf where no key has come yet), results are mixed into
+    them, in place.
 
     PyTorch tensors run on their GPU and its current stream; with `device="simulator"`, NumPy arrays and CPU tensors
     run on the simulated GPU, hazards checked.
@@ -57,9 +61,9 @@ def run_forward(
         starts = (cu_seqlens_q, cu_seqlens_k)
         packed = (len(cu_seqlens_q) - 1, longest_of(cu_seqlens_q, max_seqlen_q), longest_of(cu_seqlens_k, max_seqlen_k))
     if device == "simulator":
-        output, lse = _run_on_simulator(known, q, k, v, options, out, return_lse, starts, packed)
+        output, lse = _run_on_simulator(known, q, k, v, options, out, return_lse, starts, packed, sums)
     elif device in (None, "gpu"):
-        output, lse = _run_on_gpu(known, q, k, v, options, out, return_lse, starts, packed)
+        output, lse = _run_on_gpu(known, q, k, v, options, out, return_lse, starts, packed, sums)
     else:
         raise ValueError(f"device: {device!r} is not known; allowed: 'gpu', 'simulator'")
     return (output, lse) if return_lse else output
@@ -78,12 +82,16 @@ def _run_on_gpu(
     return_lse: bool,
     starts: tuple[Any, Any] | None,
     packed: Packed | None,
+    sums: tuple[Any, Any] | None,
 ) -> tuple[Any, Any]:
     outputs = {} if out is None else {"out": out}
     check_tensors_for(config, {"q": q, "k": k, "v": v}, outputs, starts)
     if starts is not None:
         starts = (starts[0].contiguous(), starts[1].contiguous())
-    return _call_kind(config, options, q.device.index, return_lse).run(q, k, v, out, starts, packed)
+    if sums is None:
+        return _call_kind(config, options, q.device.index, return_lse).run(q, k, v, out, starts, packed)
+    _call_kind(config, options, q.device.index, True).run(q, k, v, sums[0].view(q.dtype), starts, packed, sums[1])
+    return sums
 
 
 @lru_cache(maxsize=4096)
@@ -105,6 +113,7 @@ def _run_on_simulator(
     return_lse: bool,
     starts: tuple[Any, Any] | None,
     packed: Packed | None,
+    sums: tuple[Any, Any] | None,
 ) -> tuple[Any, Any]:
     arrays = [as_numpy(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v))]
     array_starts = None
@@ -117,7 +126,10 @@ def _run_on_simulator(
     simulated = simulate_forward(
         config, *arrays, options=options, return_lse=return_lse, starts=array_starts,
         max_lengths=(0, 0) if packed is None else packed[1:],
+        sums=None if sums is None else (np.asarray(sums[0]), np.asarray(sums[1])),
     )  # fmt: skip
+    if sums is not None:
+        return sums
     output, lse = simulated.output, simulated.lse
     if not isinstance(q, np.ndarray):
         output, lse = as_torch(output, q.dtype), None if lse is None else as_torch(lse)

@@ -79,7 +79,8 @@ class CallKind:
         self.returns_lse = returns_lse
         self.device_index = device_index
         self.arrangements: dict[tuple[Any, ...], Arrangement | FewRowsArrangement | CopiesFirst] = {}
-        """By shape and strides of q, k and v; then, where given, by strides of the output and by `Packed`."""
+        """By shape and strides of q, k and v; then, where given, by strides of the output, by `Packed`, and by strides
+        of the log-sum-exps that results are mixed into."""
         self._choose = choose
         self._few_rows = few_rows
         self._copies_first = CopiesFirst(self)
@@ -95,15 +96,22 @@ class CallKind:
         out: torch.Tensor | None = None,
         starts: tuple[torch.Tensor, torch.Tensor] | None = None,
         packed: Packed | None = None,
+        lse: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Queues a launch for tensors that are not empty; returns the output and, if requested, the log-sum-exp."""
+        """Queues a launch for tensors that are not empty; returns the output and, if requested, the log-sum-exp. Given
+        `lse`, results are mixed into it and into `out`, fp32 sums seen as twice as many columns of q's dtype."""
         o = self.torch.empty_like(q) if out is None else out
         layout: tuple[Any, ...] = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
         if out is not None or packed is not None:
             layout = (*layout, None if out is None else out.stride(), packed)
+            if lse is not None:
+                layout = (*layout, lse.stride())
         arrangement = self.arrangements.get(layout) or self.arrange(layout, q, k, v, o, packed)
         assert arrangement is not None
-        return arrangement.run(q, k, v, o, starts, packed)
+        if lse is None:
+            return arrangement.run(q, k, v, o, starts, packed)
+        assert not isinstance(arrangement, FewRowsArrangement)
+        return arrangement.run(q, k, v, o, starts, packed, lse)
 
     def arrange(
         self,
@@ -144,7 +152,8 @@ class CallKind:
             check_layout(device_tensor("out", out))
         found: Arrangement | CopiesFirst
         if all(in_vectors(x) for x in (q, k, v, out)):
-            found = self._plan(q, k, v, out, packed).arranged(layout, out.stride(), packed)
+            lse_strides = layout[8][:2] if len(layout) > 8 else None
+            found = self._plan(q, k, v, out, packed, lse_strides).arranged(layout, out.stride(), packed, lse_strides)
             if buckets is not None:
                 self._latest[buckets] = found
         else:
@@ -153,18 +162,25 @@ class CallKind:
         return found
 
     def _plan(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, packed: Packed | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        packed: Packed | None,
+        lse_strides: tuple[int, int] | None,
     ) -> Plan:
         head_dim, q_length, kv_length = q.shape[3], q.shape[2], k.shape[2]
         if packed is not None:
             _, q_length, kv_length = packed
         key = (
             q.dtype, head_dim, q.shape[1] == k.shape[1], packed is None, length_bucket(q_length),
-            length_bucket(kv_length),
+            length_bucket(kv_length), lse_strides is None,
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._make_plan(self._choose(head_dim, q_length, kv_length), q, k, v, out, packed)
+            config = self._choose(head_dim, q_length, kv_length)
+            plan = self._plans[key] = self._make_plan(config, q, k, v, out, packed, lse_strides)
         return plan
 
     def _make_plan(
@@ -175,6 +191,7 @@ class CallKind:
         v: torch.Tensor,
         out: torch.Tensor,
         packed: Packed | None,
+        lse_strides: tuple[int, int] | None,
     ) -> Plan:
         launch = family_of(config).launch(
             config,
@@ -182,6 +199,7 @@ class CallKind:
             lse_address=int(self.returns_lse),
             options=self.options,
             packed=None if packed is None else PackedSequences(packed[0], 0, 0, packed[1], packed[2]),
+            lse_strides=lse_strides,
             multiprocessors=multiprocessors(self.device_index),
         )
         return Plan(self, config, launch)
@@ -222,7 +240,13 @@ class Plan:
         if self.maps:  # the kernel finds its inputs by their tensor maps instead
             self.q, self.k, self.v = (index * WORDS + template.address_word for index, template in enumerate(self.maps))
 
-    def arranged(self, layout: tuple[Any, ...], out_strides: Sequence[int], packed: Packed | None) -> Arrangement:
+    def arranged(
+        self,
+        layout: tuple[Any, ...],
+        out_strides: Sequence[int],
+        packed: Packed | None,
+        lse_strides: tuple[int, int] | None = None,
+    ) -> Arrangement:
         """The parameters for tensors that the kernel can read; raises `ValueError` for more than a launch can have."""
         q_shape, q_strides, k_shape, k_strides, _, v_strides = layout[:6]
         batch, q_heads, q_rows, _ = q_shape
@@ -234,7 +258,8 @@ class Plan:
             ("q", "k", "v", "out"), (q_rows, kv_rows, kv_rows, q_rows), (q_strides, k_strides, v_strides, out_strides),
             strict=True,
         ):  # fmt: skip
-            check_row_stride(self.row_stride, name, rows, strides[2])
+            if name != "out" or lse_strides is None:
+                check_row_stride(self.row_stride, name, rows, strides[2])
         check_tiles(self.config, sizes)
         q_blocks = sizes.q_blocks(self.config)
         words = self.words[:]
@@ -243,8 +268,9 @@ class Plan:
             words[first + tensor + 1 : first + tensor + 4] = array("Q", strides[:3])
             if packed is not None:
                 words[first + tensor + 1] = 0  # a sequence is found by its first row
-        words[first + _LSE_BATCH_STRIDE] = q_heads * q_rows if packed is None else 0
-        words[first + _LSE_HEAD_STRIDE] = q_rows
+        lse_batch_stride, lse_head_stride = lse_strides or (q_heads * q_rows, q_rows)
+        words[first + _LSE_BATCH_STRIDE] = lse_batch_stride if packed is None else 0
+        words[first + _LSE_HEAD_STRIDE] = lse_head_stride
         words[first + _LENGTHS] = q_rows | kv_rows << 32
         words[first + _HEADS] = q_heads | q_heads // kv_heads << 32
         words[first + _BLOCKS] = q_blocks | batches << 32
@@ -312,6 +338,7 @@ class Arrangement:
         out: torch.Tensor,
         starts: tuple[torch.Tensor, torch.Tensor] | None = None,
         packed: Packed | None = None,
+        lse: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queues the launch on the current stream; returns the output and, if it is computed, the log-sum-exp."""
         plan = self.plan
@@ -322,7 +349,7 @@ class Arrangement:
                 self.schedule = plan.balanced_schedule(self.layout, self.grid)
         q_address, k_address, v_address, o_address = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (q_address | k_address | v_address | o_address) % VECTOR_BYTES:
-            return CopiesFirst(plan.kind).run(q, k, v, out, starts, packed)
+            return CopiesFirst(plan.kind).run(q, k, v, out, starts, packed, lse)
         try:
             parameters = plan.spare.pop()
         except IndexError:
@@ -341,10 +368,10 @@ class Arrangement:
         words[plan.k] = k_address
         words[plan.v] = v_address
         words[plan.o] = o_address
-        lse = None
         if plan.returns_lse:
-            batch, heads, rows, _ = q.shape  # PyTorch takes numbers faster than a shape
-            lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
+            if lse is None:
+                batch, heads, rows, _ = q.shape  # PyTorch takes numbers faster than a shape
+                lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
             words[plan.lse] = lse.data_ptr()
         if starts is not None:
             words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
@@ -449,10 +476,11 @@ class CopiesFirst:
         out: torch.Tensor,
         starts: tuple[torch.Tensor, torch.Tensor] | None = None,
         packed: Packed | None = None,
+        lse: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Copies what must be copied. Room for the output that is laid out as q was is replaced if need be."""
         if not in_vectors(out):
             out = empty_output(q)
         check_layout(device_tensor("out", out))
         q, k, v = (with_vector_rows(x) for x in (q, k, v))
-        return self._kind.run(q, k, v, out, starts, packed)
+        return self._kind.run(q, k, v, out, starts, packed, lse)

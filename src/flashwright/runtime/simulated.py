@@ -52,6 +52,7 @@ def simulate_forward(
     return_lse: bool = False,
     starts: tuple[np.ndarray, np.ndarray] | None = None,
     max_lengths: tuple[int, int] = (0, 0),
+    sums: tuple[np.ndarray, np.ndarray] | None = None,
     arch: str = OLDEST,
     edit: Edit | None = None,
     check_hazards: HazardChecks = True,
@@ -60,16 +61,23 @@ def simulate_forward(
     """What `run_forward` computes, of (batch, heads, rows, head_dim) arrays. `starts` are cu_seqlens of q and k.
 
     `options` may stand for `scale`, `window` and `softcap`. `edit` changes the kernel's source before it is compiled.
+    With `sums`, output and log-sum-exp of other keys in fp32, results are mixed into them, in place.
     """
     from flashwright.simulator.gpu import SimulatedGPU
 
     config = as_config(config)
-    arch = family_of(config).target(arch)
+    arch = family_of(config).target_for(config, arch)
     gpu = SimulatedGPU(arch)
-    output = _nans_like(q)  # what the kernel does not write stays visible
-    lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
+    lse: np.ndarray | None
+    lse_strides = None
+    if sums is not None:
+        output, lse = sums[0].view(q.dtype), sums[1]
+        lse_strides = (lse.strides[0] // lse.itemsize, lse.strides[1] // lse.itemsize)
+    else:
+        output = _nans_like(q)  # what the kernel does not write stays visible
+        lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None
     tensors = [_upload(gpu, name, array) for name, array in (("q", q), ("k", k), ("v", v), ("out", output))]
-    lse_address = 0 if lse is None else gpu.to_device(lse)
+    lse_address = 0 if lse is None else gpu.to_device(_memory_of(lse))
     packed = None
     if starts is not None:
         packed = PackedSequences(len(starts[0]) - 1, gpu.to_device(starts[0]), gpu.to_device(starts[1]), *max_lengths)
@@ -80,6 +88,7 @@ def simulate_forward(
         lse_address=lse_address,
         options=options or AttentionOptions(window, scale, softcap),
         packed=packed,
+        lse_strides=lse_strides,
     )
 
     kernel = compile_kernel(config, arch, launch.variant, edit=edit)
@@ -94,7 +103,9 @@ def simulate_forward(
         **launch_options,
     )
     _memory_of(output)[...] = gpu.to_host(tensors[3].address)
-    return ForwardSimulation(output, None if lse is None else gpu.to_host(lse_address), run)
+    if lse is not None:
+        _memory_of(lse)[...] = gpu.to_host(lse_address)
+    return ForwardSimulation(output if sums is None else sums[0], lse, run)
 
 
 @dataclass(frozen=True)
@@ -122,21 +133,23 @@ def simulate_backward(
     options: AttentionOptions | None = None,
     starts: tuple[np.ndarray, np.ndarray] | None = None,
     max_lengths: tuple[int, int] = (0, 0),
+    sums: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     arch: str = OLDEST,
     check_hazards: HazardChecks = True,
     **launch_options: Any,
 ) -> BackwardSimulation:
     """The gradients of q, k and v, from that of the output, and from the forward's output and log-sum-exp.
 
-    `launch_options` are of the family's own kernel.
+    With `sums`, gradients of other parts of a problem in fp32, results are added to them, in place. `launch_options`
+    are of the family's own kernel.
     """
     from flashwright.simulator.gpu import SimulatedGPU
 
     known = as_config(config)
     family = family_of(known)
-    arch = family.target(arch)
+    arch = family.target_for(known, arch)
     gpu = SimulatedGPU(arch)
-    gradients = [_nans_like(x) for x in (q, k, v)]
+    gradients = [_nans_like(x) for x in (q, k, v)] if sums is None else [x.view(q.dtype) for x in sums]
     names = ("q", "k", "v", "out", "do", "dq", "dk", "dv")
     tensors = [_upload(gpu, name, x) for name, x in zip(names, (q, k, v, out, do, *gradients), strict=True)]
     packed = None
@@ -152,6 +165,7 @@ def simulate_backward(
         multiprocessors=SIMULATED_MULTIPROCESSORS,
         options=options or AttentionOptions(),
         packed=packed,
+        accumulates=sums is not None,
     )
 
     def run(kernel: Kernel[Any], grid: Grid, parameters: Sequence[Any], **more: Any) -> Run:
@@ -173,8 +187,12 @@ def simulate_backward(
     own = run(compile_kernel(known, arch, launch.variant), launch.grid, launch.parameters, **launch_options)
     after = run_companion(DQ)
     for array, tensor in zip(gradients, tensors[5:], strict=True):
-        _memory_of(array)[...] = gpu.to_host(tensor.address)
-    dq, dk, dv = gradients
+        memory = gpu.to_host(tensor.address)
+        if sums is None:
+            _memory_of(array)[...] = memory
+        else:  # sums may lie between those of another
+            array[...] = np.lib.stride_tricks.as_strided(memory, array.shape, array.strides)
+    dq, dk, dv = gradients if sums is None else sums
     return BackwardSimulation(dq, dk, dv, own, {ROWS: before, DQ: after})
 
 
@@ -205,7 +223,7 @@ def simulate_decode(
 
     known = as_config(config)
     family = family_of(known)
-    arch = family.target(arch)
+    arch = family.target_for(known, arch)
     gpu = SimulatedGPU(arch)
     output = _nans_like(q) if q.shape[3] == v.shape[3] else np.full((*q.shape[:3], v.shape[3]), np.nan, q.dtype)
     lse = np.full(q.shape[:3], np.nan, np.float32) if return_lse else None

@@ -148,3 +148,9 @@ def test_a_config_without_a_kernel_is_refused_with_the_rule(monkeypatch, capsys)
     code, _, error = run("explain", str(config))
     assert code == 1
     assert "3 warps do not share B_c = 64 keys evenly" in error
+
+
+def test_the_producer_of_a_pair_is_followed_in_its_own_loop():
+    """Beside it, a loop sends gradients of scores to the other thread block, which the producer does not execute."""
+    facts = explained("hopper backward (BF16, 256, 64, 64, 2): stages_1_1+paired")
+    assert {timeline.role for timeline in facts.timelines} == {"consumer", "producer"}

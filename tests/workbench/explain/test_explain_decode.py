@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import pytest
 from explain_cases import explained
 
-from flashwright.kernels.registry import families, parse_config, tile_shapes
+from flashwright.kernels.registry import families, family_of, parse_config, tile_shapes
 from flashwright.problem.dtypes import DType
 from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
 from flashwright.workbench.explain.facts import ConfigFacts
@@ -77,3 +80,22 @@ def test_a_consumer_of_the_hopper_decode_computes_scores_while_others_copy():
     assert facts.loop.ptx.by_kind["matrix product (mma)"] == 64 // 16 + 32 // 16  # S 64 columns deep, O 32 keys
     assert facts.loop.serialised is False
     assert {flight.region for flight in facts.timeline.flights} == {"S", "O"}
+
+
+def test_a_config_is_explained_on_the_oldest_architecture_that_has_room_for_it():
+    """Its stages take 205 KiB; a thread block of sm_80 has 163."""
+    config = parse_config("ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_3+blocks_1+swizzled")
+    family = family_of(config)
+    assert family.target("oldest") == "sm_80"
+    assert family.target_for(config, "oldest") == "sm_90"
+    assert family.target_for(config, "sm_80") == "sm_80"
+
+
+def test_copies_that_are_under_way_at_once_have_rows_of_their_own(facts):
+    bars = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"[^>]*class="flight', config_page(facts))
+    rows = {}
+    for x, y, width in ([float(each) for each in bar] for bar in bars):
+        rows.setdefault(y, []).append((x, x + width))
+    assert rows
+    for row in rows.values():
+        assert all(end <= start + 3 for (_, end), (start, _) in pairwise(sorted(row)))

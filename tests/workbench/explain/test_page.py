@@ -40,7 +40,7 @@ from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.explanations import shared_map_of
 from flashwright.workbench.explain.facts import RegisterBudget
 from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
-from flashwright.workbench.explain.markup import document, figure
+from flashwright.workbench.explain.markup import document, figure, short_form
 from flashwright.workbench.explain.page import config_page
 from flashwright.workbench.explain.pictures.banks import banks_picture
 from flashwright.workbench.explain.pictures.fragments import fragments_picture
@@ -208,8 +208,8 @@ def test_a_page_links_to_those_of_its_neighbours_and_they_back(monkeypatch, tmp_
     assert 'href="eager_load_blocks-on-off.html"' in own.read_text("utf-8")
     assert neighbour.name == "eager_load_blocks-on-off.html"
     page = neighbour.read_text("utf-8")
-    assert f"<h1><code>{LATE}</code></h1>" in page
-    assert f'One knob away from <a href="index.html"><code>{EAGER}</code></a>' in page
+    assert f"<h1>{short_form(LATE)}</h1>" in page
+    assert f'One knob away from <a href="index.html">{short_form(EAGER)}</a>' in page
 
 
 def test_a_rejected_config_says_so_at_the_top(page_files):

@@ -2,7 +2,7 @@
 #pragma once
 #include "types.cuh"
 
-// A (batch, head, row, column) tensor of 16-bit elements with contiguous columns; strides in elements.
+// A (batch, head, row, column) tensor with contiguous columns; strides in elements of 16 bits.
 struct TensorView {
     char *data;
     int64 batch_stride, head_stride, row_stride;

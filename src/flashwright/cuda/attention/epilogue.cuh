@@ -3,7 +3,22 @@
 #include "attention/tile.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
-#include "tile/accumulator.cuh"
+#include "tile/store.cuh"
+
+// A row whose keys come in parts: the shares of what is known of it and of what one more part adds, and the log-sum-exp
+// of all.
+struct Mixture {
+    float known, added, lse;
+
+    DEVICE Mixture(float known_lse, float added_lse) : known(0), added(1), lse(added_lse) {
+        if (known_lse == negative_infinity) // the first part that has a key
+            return;
+        const float difference = added_lse - known_lse;
+        known = 1 / (1 + expf(difference));
+        added = 1 / (1 + expf(-difference));
+        lse = fmaxf(known_lse, added_lse) + log1pf(expf(-fabsf(difference)));
+    }
+};
 
 // Where the results of a tile's rows go, of which the first `rows` exist; perhaps fewer than the tile's, perhaps more.
 template <int static_row_stride = 0> struct OutputRows {
@@ -31,6 +46,34 @@ template <int static_row_stride = 0> struct OutputRows {
                 if (leads_quad() && row < rows)
                     lse[row] = softmax.log_sum_exp(m, half);
             }
+    }
+
+    // Mixes a warp's rows into O, in fp32, and their log-sum-exps into `lse`: both hold the results of other keys.
+    template <int columns, int at_once, class Softmax, int row_tiles, int column_tiles>
+    DEVICE void accumulate(const Softmax &softmax, int warp_row, const float (&c)[row_tiles][column_tiles][4]) const {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+            const int first_row = warp_row + mma_rows * m;
+            float known_lse[halves];
+            for (int half = 0; half < halves; ++half) {
+                const int row = first_row + accumulator_row(0, half);
+                known_lse[half] = row < rows ? lse[row] : negative_infinity;
+            }
+            const auto mix_lse = [&] {
+                Shares shares;
+                __syncwarp(); // all lanes of a row have read its log-sum-exp, so that one may replace it
+                for (int half = 0; half < halves; ++half) {
+                    const Mixture mixture(known_lse[half], softmax.log_sum_exp(m, half));
+                    shares.kept[half] = mixture.known;
+                    shares.added[half] = mixture.added;
+                    const int row = first_row + accumulator_row(0, half);
+                    if (leads_quad() && row < rows)
+                        lse[row] = mixture.lse;
+                }
+                return shares;
+            };
+            add_rows<at_once>(O + first_row * O_stride, O_stride, c[m], rows - first_row, columns, mix_lse);
+        }
     }
 };
 

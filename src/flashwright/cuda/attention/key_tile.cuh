@@ -5,6 +5,9 @@
 #include "attention/sequences.cuh"
 #include "attention/tile.cuh"
 
+// Of an element of dQ, dK and dV: a kernel that accumulates adds to fp32 sums.
+constexpr int gradient_bytes = variant::accumulates ? sizeof(float) : element_bytes;
+
 struct KeyTile {
     int kv_block, kv_head, batch;
 };

@@ -195,11 +195,12 @@ struct Warp {
         const int64 stride = row_stride_bytes<0>(tensor);
         char *rows = head_start(tensor, variant::variable_lengths ? 0 : work.tile.batch, work.tile.kv_head) +
                      (work.sequence.kv_start + work.first_key + first_key) * stride +
-                     part * columns_per_part * element_bytes;
+                     part * columns_per_part * gradient_bytes;
 #pragma unroll
         for (int m = 0; m < shape::row_tiles; ++m)
-            store_rows<cfg::dtype>(rows + m * mma_rows * stride, stride, c[m], work.keys - first_key - m * mma_rows,
-                                   tensor_columns - part * columns_per_part);
+            write_rows<cfg::dtype, variant::accumulates, 8>(rows + m * mma_rows * stride, stride, c[m],
+                                                            work.keys - first_key - m * mma_rows,
+                                                            tensor_columns - part * columns_per_part);
     }
 };
 

@@ -405,7 +405,8 @@ struct Consumer {
         const int64 stride = row_stride_bytes<0>(tensor);
         char *rows = head_start(tensor, variant::variable_lengths ? 0 : work.tile.batch, work.tile.kv_head) +
                      (work.sequence.kv_start + work.first_key + first_key()) * stride +
-                     part * columns_per_part * element_bytes;
-        store_rows<cfg::dtype>(rows, stride, c, work.keys - first_key(), tensor_columns - part * columns_per_part);
+                     part * columns_per_part * gradient_bytes;
+        write_rows<cfg::dtype, variant::accumulates, 32>(rows, stride, c, work.keys - first_key(),
+                                                         tensor_columns - part * columns_per_part);
     }
 };

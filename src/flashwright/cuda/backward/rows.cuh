@@ -100,11 +100,32 @@ DEVICE void clear(const TensorView &tensor, int head, const RowsOfNoSequence &ro
     }
 }
 
-// After: dQ, rounded. A thread has 8 columns of two rows at a time.
+// Scales 8 columns of a row, and rounds them or adds them to what there is.
+DEVICE void write_columns(char *first, const float (&values)[mma_columns], float scale) {
+    if constexpr (variant::accumulates) {
+#pragma unroll
+        for (int part = 0; part < mma_columns; part += 4) {
+            float *sums = (float *)first + part;
+            Vector16B v = load_global_16B(sums);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                v.words[i] = __float_as_uint(__uint_as_float(v.words[i]) + values[part + i] * scale);
+            store_global_16B(sums, v);
+        }
+    } else {
+        Vector16B v;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            v.words[i] = pack_16bit<cfg::dtype>(values[2 * i] * scale, values[2 * i + 1] * scale);
+        store_global_16B(first, v);
+    }
+}
+
+// After: dQ, rounded or added to what there is. A thread has 8 columns of two rows at a time.
 template <int> __global__ void __launch_bounds__(row_kernel_threads)
     backward_dq_kernel(const __grid_constant__ BackwardArguments args) {
     const QueryTile tile(args);
-    if constexpr (variant::variable_lengths) {
+    if constexpr (variant::variable_lengths && !variant::accumulates) {
         const ForwardArguments &forward = args.forward;
         clear(args.dQ, tile.head, RowsOfNoSequence(forward.q_starts, forward.batches, forward.q_length));
         const int kv_head = tile.head / forward.q_heads_per_kv_head;
@@ -130,13 +151,8 @@ template <int> __global__ void __launch_bounds__(row_kernel_threads)
 #pragma unroll
         for (int half = 0; half < halves; ++half) {
             const int row = Sums::first_row(warp) + mma_rows * m + fragment * half + quad;
-            Vector16B v;
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                v.words[j] = pack_16bit<cfg::dtype>(two.values[half][2 * j] * args.gradient_scale,
-                                                    two.values[half][2 * j + 1] * args.gradient_scale);
             if (row < tile.rows)
-                store_global_16B(tile.row(args.dQ, row) + column * element_bytes, v);
+                write_columns(tile.row(args.dQ, row) + column * gradient_bytes, two.values[half], args.gradient_scale);
         }
     }
 }

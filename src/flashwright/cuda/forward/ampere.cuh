@@ -202,7 +202,11 @@ DEVICE void compute(const ForwardArguments &args, const Work &work, uint32 Q_sha
     }
 
     warp.softmax.normalize(warp.O);
-    const OutputRows<cfg::static_row_stride> output(args, Work(args, tile_of_block(args, block_index_again())));
+    const OutputRows<variant::accumulates ? 0 : cfg::static_row_stride> output(args, Work(args, tile_of_block(args, block_index_again())));
+    if constexpr (variant::accumulates) {
+        output.accumulate<output_columns, 8>(warp.softmax, warp_row, warp.O);
+        return;
+    }
     // A warp's rows of Q were read by that warp alone, so it may put its rows of O in their place without waiting for
     // the others. With two stages no barrier has come after its lanes' last reads.
     if constexpr (cfg::two_kv_stages)
@@ -227,7 +231,7 @@ __global__ void __launch_bounds__(shape::threads)
         if (work.exists())
             compute(args, work, shared_address(shared_memory));
     }
-    if constexpr (variant::variable_lengths) {
+    if constexpr (variant::variable_lengths && !variant::accumulates) {
         constexpr int warps = shape::threads / warp_threads;
         clear_rows_of_no_sequence<output_columns>(args, threadIdx.x / warp_threads, warps);
     }

@@ -19,7 +19,7 @@ DEVICE void assist(const HopperArguments &args, const SharedMemory &shared) {
         using Tiles = TileSequence<HopperSchedule, cfg::B_r, variant::masks_right, cfg::persistent>;
         announce_tiles<shape::tile_stages>(Tiles(args.forward, args.schedule), shared);
     }
-    if (variant::variable_lengths && threadIdx.x >= others) {
+    if (variant::variable_lengths && !variant::accumulates && threadIdx.x >= others) {
         constexpr int warps = (consumer_threads + warpgroup_threads - others) / warp_threads;
         clear_rows_of_no_sequence<output_columns>(args.forward, (threadIdx.x - others) / warp_threads, warps);
     }

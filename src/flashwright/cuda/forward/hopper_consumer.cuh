@@ -341,6 +341,10 @@ struct Consumer {
 
     DEVICE void store(const HopperTileWork &work, const auto &softmax) const {
         const OutputRows output(args.forward, work);
+        if constexpr (variant::accumulates) {
+            output.accumulate<output_columns, 32>(softmax, row_in_tile, O);
+            return;
+        }
         store_rows<cfg::dtype>(output.O + row_in_tile * output.O_stride, output.O_stride, O[0],
                                output.rows - row_in_tile, output_columns);
         if constexpr (variant::returns_lse)

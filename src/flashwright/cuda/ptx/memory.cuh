@@ -26,6 +26,17 @@ DEVICE void store_global_streaming_16B(void *global, Vector16B v) {
                  : "memory");
 }
 
+// Two neighbouring fp32 values.
+DEVICE Pair load_global_8B(const void *global) {
+    Pair pair;
+    asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(pair.values[0]), "=f"(pair.values[1]) : "l"(global));
+    return pair;
+}
+
+DEVICE void store_global_8B(void *global, Pair pair) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(global), "f"(pair.values[0]), "f"(pair.values[1]) : "memory");
+}
+
 DEVICE Vector16B load_shared_16B(uint32 shared) {
     Vector16B v;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -122,14 +122,21 @@ def backward_launch(
     options: AttentionOptions = NO_OPTIONS,
     dlse_address: int = 0,
     packed: PackedSequences | None = None,
+    accumulates: bool = False,
 ) -> BackwardLaunch:
     """How to compute `dq`, `dk` and `dv` from inputs that are checked here, and from the output and the log-sum-exp of
-    the forward. Gradients of the log-sum-exp, unless their address is 0, are laid out as it is."""
+    the forward. Gradients of the log-sum-exp, unless their address is 0, are laid out as it is. With `accumulates`,
+    gradients are added to what is there: `dq`, `dk` and `dv` are views of fp32 sums as twice as many 16-bit columns."""
     check_inputs(config, q, k, v, packed)
-    for tensor, like in ((o, q), (do, q), (dq, q), (dk, k), (dv, v)):
-        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+    for tensor, like, times in (
+        (o, q, 1),
+        (do, q, 1),
+        *((x, y, 1 + accumulates) for x, y in zip((dq, dk, dv), (q, k, v), strict=True)),
+    ):
+        expected = (*like.shape[:3], times * like.shape[3])
+        if tensor.shape != expected or tensor.dtype != like.dtype:
             raise ValueError(
-                f"{tensor.name}: {tensor.shape} of {tensor.dtype.name} does not match {like.name}: {like.shape} of "
+                f"{tensor.name}: {tensor.shape} of {tensor.dtype.name} does not match {like.name}: {expected} of "
                 f"{like.dtype.name}"
             )
     for tensor in (q, k, v, o, do, dq, dk, dv):
@@ -142,6 +149,7 @@ def backward_launch(
         grouped_heads=q.shape[1] != k.shape[1],
         packed=packed is not None,
         returns_lse=False,
+        accumulates=accumulates,
     )
     sizes = _sizes(q, k, packed)
     check_tiles(config, sizes)

@@ -91,12 +91,19 @@ def forward_launch(
     options: AttentionOptions = NO_OPTIONS,
     lse_address: int = 0,
     packed: PackedSequences | None = None,
+    lse_strides: tuple[int, int] | None = None,
 ) -> ForwardLaunch:
-    """How to compute `o` (and the log-sum-exp at `lse_address`, unless 0) from inputs that are checked here."""
+    """How to compute `o` (and the log-sum-exp at `lse_address`, unless 0) from inputs that are checked here.
+
+    With `lse_strides`, of batches and heads, results are mixed into what is there: `o` is a view of fp32 sums as twice
+    as many 16-bit columns, and the log-sum-exps are theirs.
+    """
     check_inputs(config, q, k, v, packed)
+    accumulates = lse_strides is not None
     for tensor in (q, k, v, o):
         check_layout(tensor)
-        check_row_stride(rules.row_stride(config), tensor.name, tensor.shape[2], tensor.strides[2])
+        if tensor is not o or not accumulates:
+            check_row_stride(rules.row_stride(config), tensor.name, tensor.shape[2], tensor.strides[2])
     options.check()
     variant = forward_variant(
         config,
@@ -105,6 +112,7 @@ def forward_launch(
         grouped_heads=q.shape[1] != k.shape[1],
         packed=packed is not None,
         returns_lse=lse_address != 0,
+        accumulates=accumulates,
     )
     sizes = Sizes(
         packed.count if packed else q.shape[0],
@@ -120,7 +128,7 @@ def forward_launch(
     return ForwardLaunch(
         variant=variant,
         grid=grid,
-        arguments=forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
+        arguments=forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed, lse_strides),
         tensor_maps=() if rules.boxes is None else tensor_maps(rules.boxes(config), q, k, v),
         schedule=schedule,
     )
@@ -137,6 +145,7 @@ def forward_variant(
     grouped_heads: bool,
     packed: bool,
     returns_lse: bool,
+    accumulates: bool = False,
 ) -> AttentionVariant:
     """What is compiled into the kernel that computes such problems: nothing that lengths decide."""
     return AttentionVariant(
@@ -146,6 +155,7 @@ def forward_variant(
         softcaps=options.softcap != 0,
         grouped_heads=grouped_heads,
         variable_lengths=packed,
+        accumulates=accumulates,
         head_dim=0 if head_dim == config.d_head else head_dim,
     )
 
@@ -171,15 +181,17 @@ def forward_arguments(
     options: AttentionOptions,
     lse_address: int,
     packed: PackedSequences | None,
+    lse_strides: tuple[int, int] | None = None,
 ) -> ForwardArguments:
     _, q_heads, q_rows, head_dim = q.shape
+    lse_batch_stride, lse_head_stride = lse_strides or (q_heads * q_rows, q_rows)
     softmax_scale, capping_scale = options.kernel_scales(head_dim)
     window = options.window
     arguments = ForwardArguments(
         *(TensorView(t.address, *t.strides[:3]) for t in (q, k, v, o)),
         lse=lse_address,
-        lse_batch_stride=0 if packed else q_heads * q_rows,
-        lse_head_stride=q_rows,
+        lse_batch_stride=0 if packed else lse_batch_stride,
+        lse_head_stride=lse_head_stride,
         q_starts=packed.q_starts_address if packed else 0,
         kv_starts=packed.kv_starts_address if packed else 0,
         q_length=q_rows,

@@ -17,6 +17,7 @@ from flashwright.workbench.explain.markup import (
     paragraph,
     row,
     section,
+    short_form,
     table,
     tiles,
 )
@@ -47,8 +48,8 @@ def comparison_page(comparison: Comparison) -> str:
     return document(
         title=f"{first.config} and {second.config}",
         header=f"""
-<p class="family">Two forward kernels, compiled for {escape(first.arch)}</p>
-<h1><code>{escape(first.config)}</code><br>against<br><code>{escape(second.config)}</code></h1>
+<p class="family">Two {first.operation} kernels, compiled for {escape(first.arch)}</p>
+<h1>{short_form(first.config)}<br>against<br>{short_form(second.config)}</h1>
 {called}
 {_tiles(comparison)}
 <nav aria-label="Contents"><ul>{links}</ul></nav>""",

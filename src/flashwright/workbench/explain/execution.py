@@ -81,11 +81,12 @@ def execute(
     trace = simulation.run.trace
     assert trace is not None
     trace = _in_dynamic_memory(trace, simulation.run.dynamic_shared_offset)
+    kinds, executed = [Kind[name] for name in warp.loop_kinds], {entry.ptx_line for entry in trace}
     return Execution(
         warp=warp,
         run=simulation.run,
         trace=trace,
-        iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, [Kind[name] for name in warp.loop_kinds])),
+        iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, kinds, executed)),
         q_rows=q_rows,
         kv_rows=kv_rows,
         row_stride_bytes=k.strides[2],

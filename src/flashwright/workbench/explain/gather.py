@@ -65,7 +65,7 @@ def explain_config(
     """
     known: KernelConfig = as_config(config)
     tile_shapes(known)
-    return _explained(known, family_of(known).target(arch), turning, sample, progress=progress)
+    return _explained(known, family_of(known).target_for(known, arch), turning, sample, progress=progress)
 
 
 def unbuilt_facts(config: KernelConfig, problem: str) -> UnbuiltFacts:

@@ -164,17 +164,29 @@ KV_LOOP = (Kind.MMA, Kind.EXPONENTIAL)
 """What the KV loop has, and no loop inside it."""
 
 
-def ptx_loop(ptx: str, kernel: str, kinds: Collection[Kind] = KV_LOOP) -> Loop:
-    return innermost_loop(ptx_listing(ptx, kernel), kind_of_ptx, kinds)
+def ptx_loop(ptx: str, kernel: str, kinds: Collection[Kind] = KV_LOOP, executed: Collection[int] | None = None) -> Loop:
+    """`executed`: lines of what a warp executed, if it is the warp's loop that is looked for."""
+    return innermost_loop(ptx_listing(ptx, kernel), kind_of_ptx, kinds, executed)
 
 
 def sass_loop(disassembly: str, kinds: Collection[Kind] = KV_LOOP) -> Loop:
     return innermost_loop(sass_listing(disassembly), kind_of_sass, kinds)
 
 
-def innermost_loop(lines: Sequence[CodeLine], kind_of: Callable[[str], Kind], kinds: Collection[Kind]) -> Loop:
-    """The smallest loop that has instructions of all these kinds; raises `ValueError` if there is none."""
-    fitting = [loop for loop in _loops(lines) if {kind_of(line.opcode) for line in loop.body} >= set(kinds)]
+def innermost_loop(
+    lines: Sequence[CodeLine],
+    kind_of: Callable[[str], Kind],
+    kinds: Collection[Kind],
+    executed: Collection[int] | None = None,
+) -> Loop:
+    """The smallest loop that has instructions of all these kinds, and whose first line was executed; raises
+    `ValueError` if there is none."""
+    fitting = [
+        loop
+        for loop in _loops(lines)
+        if {kind_of(line.opcode) for line in loop.body} >= set(kinds)
+        and (executed is None or loop.header.line in executed)
+    ]
     if not fitting:
         names = " and ".join(kind.value for kind in kinds)
         raise ValueError(f"the listing of {len(lines)} instructions has no loop with {names}")

@@ -66,6 +66,11 @@ def section(key: str, title: str, html: str) -> str:
     return f'<section id="{key}"><h2>{escape(title)}</h2>{html}</section>'
 
 
+def short_form(config: str) -> str:
+    """The name of a config, which lines break behind an option of."""
+    return f"<code>{escape(config).replace('+', '+<wbr>')}</code>"
+
+
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>" if text else ""
 

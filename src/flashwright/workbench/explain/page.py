@@ -24,6 +24,7 @@ from flashwright.workbench.explain.markup import (
     paragraph,
     row,
     section,
+    short_form,
     table,
     tiles,
     wide_table,
@@ -87,7 +88,7 @@ def config_page(
         title=facts.config,
         header=f"""{_way_back(neighbour_of)}
 <p class="family">{_kind(facts)}, compiled for {escape(facts.target)}</p>
-<h1><code>{escape(facts.config)}</code></h1>
+<h1>{short_form(facts.config)}</h1>
 {_verdict(facts, tables["verdict"])}
 {_warning(facts)}
 {_figures(facts)}
@@ -103,7 +104,7 @@ def _way_back(neighbour_of: tuple[str, str] | None) -> str:
     if neighbour_of is None:
         return ""
     config, link = neighbour_of
-    return f'<p class="family">One knob away from <a href="{escape(link)}"><code>{escape(config)}</code></a></p>'
+    return f'<p class="family">One knob away from <a href="{escape(link)}">{short_form(config)}</a></p>'
 
 
 def _kind(facts: ConfigFacts | UnbuiltFacts) -> str:
@@ -117,7 +118,7 @@ def unbuilt_page(facts: UnbuiltFacts) -> str:
         title=facts.config,
         header=f"""
 <p class="family">{_kind(facts)}; none can be built</p>
-<h1><code>{escape(facts.config)}</code></h1>
+<h1>{short_form(facts.config)}</h1>
 {_verdict_line(facts.verdict)}""",
         body=section(verdict.key, verdict.title, _facts_table(verdict))
         + section("knobs", "The config in words", _knobs(facts.knobs, {})),
@@ -231,16 +232,24 @@ def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
     """What copies or products hide behind: that which is executed while they are under way."""
     timeline = facts.timeline
     assert timeline is not None
+    lengths: dict[tuple[str, str], list[int]] = {}
     for flight in timeline.flights:
         if flight.start < 0 or flight.end is None or flight.end > timeline.instructions:
             continue
+        operand = flight.block.split()[0]
         if not flight.asynchronous:
-            yield f"{flight.block} passes through registers, and the warp waits for it."
+            lengths[operand, "passes through registers, and the warp waits for it"] = []
             continue
         hidden = [phase.name for phase in timeline.phases if flight.issued <= phase.start and phase.end <= flight.end]
         behind = f"behind {', '.join(hidden)}" if hidden else f"with {texts.nothing_to_hide_behind}"
-        length = counted(flight.end - flight.issued, "instruction")
-        yield f"{flight.block} is under way for {length}, {behind}."
+        of_operand = lengths.setdefault((operand, behind), [])
+        if flight.end - flight.issued not in of_operand:
+            of_operand.append(flight.end - flight.issued)
+    for (operand, how), each in lengths.items():
+        *others, last = each or [0]
+        listed = f"{', '.join(map(str, others))} and {last}" if others else str(last)
+        under_way = f"is under way for {listed} instruction{'s' * (last != 1 or bool(others))}, " if each else ""
+        yield f"{operand} {under_way}{how}."
 
 
 def _shared_memory(facts: ConfigFacts, regions: Section) -> str:

@@ -16,8 +16,8 @@ COLOURS = 7
 """Of operands in the style sheet; more operands have them again."""
 PAIR_HEADING, PAIR_GAP = 34, 4
 TICK, NARROWEST_TICK = 32, 36
-LETTER = 7.4
-"""About as wide as a letter is, to tell whether a label fits its bar."""
+LETTER, MARGIN = 7.4, 4
+"""About as wide as a letter is, and what a label leaves of its bar: to tell whether it fits."""
 
 
 def registers_picture(budget: RegisterBudget, steps: str = "KV") -> str:
@@ -89,8 +89,9 @@ def _phase(phase: RegisterPhase, y: float, scale: float, colours: dict[str, int]
         tooltip = f"{operand.operand}: {operand.registers} registers ({operand.arithmetic})"
         yield rect(x, y, max(width - 1, 1), BAR, f"operand operand-{colours[operand.operand]}", tooltip)
         full = f"{operand.operand} {operand.registers}"
-        labels = (full, f"{operand.operand.split()[0]} {operand.registers}", str(operand.registers))
-        label = next((label for label in labels if len(label) * LETTER < width), "")
+        first_word = operand.operand.split()[0].rstrip(",")
+        labels = (full, f"{first_word} {operand.registers}", str(operand.registers))
+        label = next((label for label in labels if len(label) * LETTER + MARGIN < width), "")
         if label:
             yield text(label, x + width / 2, y + 22, "bar-label", "middle")
         x += width

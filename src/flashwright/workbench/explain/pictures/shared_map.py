@@ -21,6 +21,8 @@ OFFSET_WIDTH = 54
 NAME_LINE, LABEL_LINE = 15, 16
 NAME_LETTER, LABEL_LETTER = 7.4, 6.9
 """Widths of letters, by estimate: names that are longer than their place are broken, labels stand above each other."""
+LABEL_GAP = 14
+"""Between labels of one row."""
 
 
 def shared_map_picture(shared: SharedMap) -> str:
@@ -110,9 +112,9 @@ def _label_of_narrow(regions: list[SharedRegion], scale: float) -> _Label:
     """Above regions that have no room for a name, which share one label if they are neighbours."""
     first, last = regions[0], regions[-1]
     if len(regions) == 1:
-        content = f"{first.name}, {first.bytes} bytes ({first.note})"
+        content = f"{first.name}, {first.bytes:,} bytes ({first.note})"
     else:
-        content = f"{', '.join(region.name for region in regions)}: {last.end - first.offset} bytes"
+        content = f"{', '.join(region.name for region in regions)}: {last.end - first.offset:,} bytes"
     begins, ends = _Label(content, LEFT + first.offset * scale), _Label(content, LEFT + last.end * scale, "end")
     if first.offset == 0 or ends.left < LEFT:
         return begins if begins.left + begins.width <= WIDTH else _Label(content, LEFT)
@@ -124,7 +126,7 @@ def _in_rows(labels: Iterator[_Label]) -> list[list[_Label]]:
     rows: list[list[_Label]] = []
     for label in sorted(labels, key=lambda label: label.left):
         for row in rows:
-            if row[-1].left + row[-1].width <= label.left:
+            if row[-1].left + row[-1].width + LABEL_GAP <= label.left:
                 row.append(label)
                 break
         else:

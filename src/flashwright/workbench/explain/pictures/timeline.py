@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from flashwright.kernels.explanation import CONSUMER, PRODUCER, WARP
 from flashwright.workbench.explain.facts import Flight, Span, Timeline
@@ -148,12 +149,21 @@ def _description(timeline: Timeline) -> str:
 
 
 def _rows(timeline: Timeline) -> dict[Flight, int]:
-    """Flights that follow one another share a row: those of an operand, and a producer's of a stage."""
-    row_of = {
-        flight: flight.region if timeline.role == PRODUCER else flight.block.split()[0] for flight in timeline.flights
-    }
-    rows = sorted(set(row_of.values())) if timeline.role == PRODUCER else list(dict.fromkeys(row_of.values()))
-    return {flight: rows.index(row) for flight, row in row_of.items()}
+    """Flights that follow one another share a row: those of an operand, and a producer's of a stage. Those of an
+    operand that are under way at the same time have rows below each other."""
+    if timeline.role == PRODUCER:
+        regions = sorted({flight.region for flight in timeline.flights})
+        return {flight: regions.index(flight.region) for flight in timeline.flights}
+    row_of: dict[Flight, int] = {}
+    rows = 0
+    for operand in dict.fromkeys(flight.block.split()[0] for flight in timeline.flights):
+        ends: list[int] = []  # of the last flight of each row
+        for flight in (each for each in timeline.flights if each.block.split()[0] == operand):
+            row = next((row for row, end in enumerate(ends) if end <= flight.start), len(ends))
+            ends[row : row + 1] = [timeline.instructions if flight.end is None else flight.end]
+            row_of[flight] = rows + row
+        rows += len(ends)
+    return row_of
 
 
 def _x(index: float, scale: float) -> float:
@@ -180,7 +190,8 @@ def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
     for phase in timeline.phases:
         x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
         yield rect(x, 34, width, bottom - 34, f"phase {_PHASE_CLASSES.get(phase.name, '')}".rstrip())
-        middle, half = x + width / 2, LETTER * len(phase.name) / 2
+    for phase in timeline.phases:  # above all tints, as a name may be longer than its phase
+        middle, half = _x((phase.start + phase.end) / 2, scale), LETTER * len(phase.name) / 2
         # A name that is longer than its phase goes below one that it would run into.
         is_free = middle - half >= written_up_to
         yield text(phase.name, middle, 50 if is_free else 66, "phase-name", "middle")
@@ -188,7 +199,7 @@ def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
 
 
 def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
-    for number, (start, end) in enumerate(zip(timeline.step_starts, timeline.step_starts[1:], strict=False)):
+    for number, (start, end) in enumerate(pairwise(timeline.step_starts)):
         x = _x(start, scale)
         yield line(x, 8, x, bottom, "step")
         label = f"{timeline.steps} step {timeline.first_step + number}: {counted(end - start, 'instruction')}"
@@ -196,7 +207,7 @@ def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
 
 
 def _flight(flight: Flight, y: float, scale: float, instructions: int, room: float) -> Iterator[str]:
-    """A bar, labelled inside, or behind its end where there is room before the next."""
+    """A bar, labelled inside, beside the frame of its start, or behind its end where there is room before the next."""
     start, end = max(flight.start, 0), instructions if flight.end is None else min(flight.end, instructions)
     x, right = _x(start, scale), _x(end, scale)
     operand = flight.block.split()[0]
@@ -204,13 +215,16 @@ def _flight(flight: Flight, y: float, scale: float, instructions: int, room: flo
     arrival = "not waited for here" if flight.end is None or flight.end > instructions else f"until {flight.end}"
     tooltip = f"{flight.block} → {flight.region}{how}: from {flight.start} {arrival}"
     yield rect(x, y, max(right - x, 3), 18, f"flight {region_class(operand)}", tooltip, rx=4)
+    left = x
     if flight.issued > start:
-        yield rect(x, y, max((flight.issued - start) * scale, 2), 18, f"issue {region_class(operand)}", rx=4)
+        framed = max((flight.issued - start) * scale, 2)
+        yield rect(x, y, framed, 18, f"issue {region_class(operand)}", rx=4)
+        left += framed
     before = "◂ " if flight.start < 0 else ""
     after = " ▸" if flight.end is None or flight.end > instructions else ""
     label = f"{before}{flight.block}{how}{after}"
-    if LETTER * len(label) < right - x:
-        yield text(label, x + (right - x) / 2, y + 13.5, "bar-label", "middle")
+    if LETTER * len(label) < right - left:
+        yield text(label, left + (right - left) / 2, y + 13.5, "bar-label", "middle")
     elif LETTER * len(label) < room - right:
         yield text(label, right + 4, y + 13.5, "label")
 
@@ -235,7 +249,7 @@ def _lane(lane: _Lane, timeline: Timeline, y: float, scale: float) -> Iterator[s
         for span in spans
     ]
     yield line(LEFT, y + 5 + LANE_MARK, _x(timeline.instructions, scale), y + 5 + LANE_MARK, "rule")
-    yield text(lane.label, LEFT - 42, y + 17.5, "label", "end")
+    yield text(lane.label, LEFT - (42 if count < 1000 else 50), y + 17.5, "label", "end")
     yield text(count, LEFT - 10, y + 17.5, "label count", "end")
     yield tag("path", d="".join(marks), class_=f"mark mark-{lane.class_}")
 
