@@ -153,10 +153,11 @@ struct Consumer {
         const Slot K = shared.K(K_place.stage);
         K.wait_until_full(K_place.lap); // @operand K
         fence_async_proxy();            // threads have copied what the product reads
-        if constexpr (shape::Q_in_registers)
-            issue_scores(K.data);
-        else
+        if constexpr (shape::Q_in_registers) {
+            issue_scores(K.data); // @product S
+        } else {
             issue_shared_shared<cfg::d_head, cfg::B_c>(S[0], shared.Q(warpgroup), K.data); // @product S
+        }
     }
     DEVICE void issue_scores(uint32 K) {
         const uint64 keys = operand_descriptor(K, OperandLayout::summed_over_columns());
@@ -165,9 +166,9 @@ struct Consumer {
         for (int k = 0; k < cfg::d_head / mma_depth; ++k) {
             const uint64 columns = keys + descriptor_offset(depth_offset<cfg::B_c>(k));
             if (k == 0)
-                wgmma_registers_columns_first(S[0], Q.block(k, 0, 0), columns); // @product S
+                wgmma_registers_columns_first(S[0], Q.block(k, 0, 0), columns);
             else
-                wgmma_registers_columns(S[0], Q.block(k, 0, 0), columns); // @product S
+                wgmma_registers_columns(S[0], Q.block(k, 0, 0), columns);
         }
         wgmma_commit_group();
     }
