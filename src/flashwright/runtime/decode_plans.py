@@ -30,11 +30,11 @@ from flashwright.kernels.tensors import DeviceTensor, check_layout
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.problem.options import AttentionOptions
-from flashwright.runtime.arrival_counters import arrival_counters
 from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
 from flashwright.runtime.parameters import WORD_BYTES, Parameters, words_of
 from flashwright.runtime.tensors import device_tensor
+from flashwright.runtime.zeros import zeros_of
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,7 @@ _TARGETS = [
 ]
 
 # Behind the tensors that a caller gives.
-_LSE, _PARTIALS, _ARRIVALS, _ROTATED = range(13, 17)
+_LSE, _PARTIALS, _ZEROS, _ROTATED = range(13, 17)
 _MARK = 0x7ACE
 """The highest 16 bits of what stands in the place of an address until it is known: behind them, which tensor's."""
 
@@ -200,7 +200,7 @@ class DecodeArrangement:
             *attended,
             cache=view,
             partials_address=_marker(_PARTIALS),
-            arrivals_address=_marker(_ARRIVALS),
+            zeros_address=_marker(_ZEROS),
             multiprocessors=blocks,
             options=kind.options,
             lse_address=_marker(_LSE) if kind.returns_lse else 0,
@@ -227,9 +227,9 @@ class DecodeArrangement:
         stream = torch._C._cuda_getCurrentRawStream(index)
         lse = self._empty_lse(q) if kind.returns_lse else None
         partials = torch.empty(self.scratch.partial_bytes, dtype=torch.uint8, device=q.device)
-        arrivals = arrival_counters(q.device).take(self.scratch.arrivals, stream)
+        zeros = zeros_of(q.device).take(self.scratch.zeros, stream)
         rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if self.rotates_queries else None
-        addresses += [0 if x is None else x.data_ptr() for x in (lse, partials, arrivals, rotated)]
+        addresses += [0 if x is None else x.data_ptr() for x in (lse, partials, zeros, rotated)]
         if index == torch._C._cuda_getDevice():
             self._launch(addresses, cache_words, stream)
         else:

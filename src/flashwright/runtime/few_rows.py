@@ -15,10 +15,10 @@ from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.decode.launch import DecodeArguments
 from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.problem.lengths import MAX_LENGTH
-from flashwright.runtime.arrival_counters import arrival_counters
 from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeArrangement, DecodeKind
 from flashwright.runtime.parameters import WORD_BYTES, Parameters
 from flashwright.runtime.tensors import VECTOR_MASK, in_vectors
+from flashwright.runtime.zeros import zeros_of
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,8 @@ def _word(of: Any, name: str) -> int:
 
 
 _Q, _K, _V, _O, _LSE, _LENGTHS = (_word(ForwardArguments, name) for name in ("Q", "K", "V", "O", "lse", "q_length"))
-_PARTIAL_O, _PARTIAL_TERMS, _ARRIVALS = (
-    _word(DecodeArguments, name) for name in ("partial_O", "partial_terms", "arrivals")
+_PARTIAL_O, _PARTIAL_TERMS, _PROGRESS = (
+    _word(DecodeArguments, name) for name in ("partial_O", "partial_terms", "progress")
 )
 
 
@@ -117,7 +117,7 @@ class FewRowsPlan:
         self.words = decoded.own.words
         self.own = slice(0, len(self.words))
         self.partials = partials_of_streams(kind.device_index)
-        self.arrivals = arrival_counters(q.device)
+        self.zeros = zeros_of(q.device)
         self.spare: list[Parameters] = []
         """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
 
@@ -191,7 +191,7 @@ class FewRowsArrangement:
         words[_O] = o_address
         words[_PARTIAL_O] = partials_address
         words[_PARTIAL_TERMS] = partials_address + scratch.partial_terms
-        words[_ARRIVALS] = plan.arrivals.take(scratch.arrivals, stream).data_ptr()
+        words[_PROGRESS] = plan.zeros.take(scratch.zeros, stream).data_ptr()
         lse = None
         if plan.returns_lse:
             lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)

@@ -19,9 +19,14 @@ from flashwright.runtime.devices import (
     make_context_current,
 )
 
+WAITS_FOR_GRIDS_BEFORE = "griddepcontrol.wait"
+"""The instruction by which a kernel may be started while the grids before it still run."""
+
 
 class LoadedKernel:
     """A kernel in the memory of one GPU, ready to be launched."""
+
+    MOST_CONFIGS = 1024
 
     def __init__(self, kernel: Kernel[Any], device_index: int) -> None:
         from cuda.bindings import driver
@@ -30,11 +35,15 @@ class LoadedKernel:
         self._code = ObjectCode.from_cubin(kernel.cubin)
         handle = self._code.get_kernel(kernel.name).handle
         self._handle = int(handle)
+        self._driver = driver
         self._launch = driver.cuLaunchKernel
+        self._launch_early = driver.cuLaunchKernelEx
         self._no_context = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
         self._device_index = device_index
         self.kernel = kernel
         self._threads, self._shared_bytes = kernel.threads, kernel.shared_bytes
+        self._starts_early = WAITS_FOR_GRIDS_BEFORE in kernel.ptx
+        self._configs: dict[tuple[Grid, int], Any] = {}
         device = driver_checked(driver.cuDeviceGet(device_index))
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         driver_checked(driver.cuKernelSetAttribute(attribute, kernel.shared_bytes, handle, device))
@@ -42,18 +51,42 @@ class LoadedKernel:
     def launch(self, grid: Grid, parameters: int, stream: int) -> None:
         """Queues one launch; `parameters` is where the addresses of its parameters lie one after the other. What they
         point to is copied before this returns."""
-        (status,) = self._launch(
-            self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters, 0
-        )  # fmt: skip
+        status = self._queue(grid, parameters, stream)
         if not status:
             return
         if status == self._no_context:  # the first use of CUDA in this thread
             make_context_current(self._device_index)
+            status = self._queue(grid, parameters, stream)
+        if status:
+            raise GPUError(f"launching {self.kernel.config} with grid {grid} failed: {driver_error_text(status)}")
+
+    def _queue(self, grid: Grid, parameters: int, stream: int) -> Any:
+        if self._starts_early:
+            config = self._configs.get((grid, stream)) or self._early_config(grid, stream)
+            (status,) = self._launch_early(config, self._handle, parameters, 0)
+        else:
             (status,) = self._launch(
                 self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters, 0
             )  # fmt: skip
-        if status:
-            raise GPUError(f"launching {self.kernel.config} with grid {grid} failed: {driver_error_text(status)}")
+        return status
+
+    def _early_config(self, grid: Grid, stream: int) -> Any:
+        """Of launches that may start while the grids before still run ("programmatic stream serialization")."""
+        driver = self._driver
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
+        config.sharedMemBytes = self._shared_bytes
+        config.hStream = driver.CUstream(stream)
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        if len(self._configs) >= self.MOST_CONFIGS:
+            self._configs.clear()
+        self._configs[grid, stream] = config
+        return config
 
 
 _loaded: dict[tuple[KernelConfig, AttentionVariant, int, str | None], LoadedKernel] = {}

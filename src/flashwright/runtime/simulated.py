@@ -251,12 +251,13 @@ def simulate_decode(
         known, tensors[0], tensors[1], cache, multiprocessors=multiprocessors, split_units=split_units
     )
     lse_address = 0 if lse is None else gpu.to_device(lse)
+    zeros_address = gpu.to_device(np.zeros(scratch.zeros, np.int32))
     launch: DecodeLaunch = family.launch(
         known,
         *tensors,
         cache=cache,
         partials_address=gpu.to_device(np.full(scratch.partial_bytes // 4, np.nan, np.float32)),
-        arrivals_address=gpu.to_device(np.zeros(scratch.arrivals, np.int32)),
+        zeros_address=zeros_address,
         multiprocessors=multiprocessors,
         options=options or AttentionOptions(),
         lse_address=lse_address,
@@ -276,6 +277,8 @@ def simulate_decode(
             check_hazards=check_hazards,
             **launch_options,
         )
+        if count := np.count_nonzero(gpu.to_host(zeros_address)):
+            raise RuntimeError(f"{known} left {count} words that are not zero; the next launch needs all of them to be")
     _memory_of(output)[...] = gpu.to_host(tensors[3].address)
     return ForwardSimulation(output, None if lse is None else gpu.to_host(lse_address), run)
 

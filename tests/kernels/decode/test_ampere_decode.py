@@ -142,5 +142,5 @@ def test_the_usual_kernels_do_not_spill(d_head):
 def test_scratch_holds_two_segments_of_every_thread_block():
     config = parse_config(SMALL)
     scratch = DecodeScratch.of(config, items=6, slots=8)
-    assert (scratch.arrivals, scratch.partial_terms) == (6, 4 * 8 * 16 * 64)
+    assert (scratch.zeros, scratch.partial_terms) == (12, 4 * 8 * 16 * 64)
     assert scratch.partial_bytes == scratch.partial_terms + 8 * 8 * 16

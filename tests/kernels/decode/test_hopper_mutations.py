@@ -15,7 +15,7 @@ CONFIG = "hopper decode (BF16, 64, 128, 32): stages_2"
 def checked(**problem: object) -> None:
     try:
         decoded(CONFIG, **problem)
-    except AssertionError as error:
+    except (AssertionError, RuntimeError) as error:
         raise AssertionError(WRONG) from error
 
 
@@ -24,8 +24,9 @@ def run_steps() -> None:
 
 
 def run_segments() -> None:
-    """Items of several segments each; the second launch finds what the first has left."""
-    checked(lengths=(200, 90), heads=(100, 1), multiprocessors=3, launches=2)
+    """Items of several segments each, combined by several thread blocks; the second launch finds what the first has
+    left."""
+    checked(lengths=(200, 90), heads=(100, 1), multiprocessors=7, launches=2)
 
 
 def run_items() -> None:
@@ -40,7 +41,7 @@ def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
 
 
-KERNEL, PARTS, RING = "decode/hopper.cuh", "decode/parts.cuh", "pipeline/ring.cuh"
+KERNEL, PARTS, COUNTERS = "decode/hopper.cuh", "decode/parts.cuh", "ptx/atomics.cuh"
 RACE, COPY, PRODUCT, FENCE = {"race"}, {"async-copy"}, {"wgmma"}, {"proxy-fence"}
 UNWRITTEN, BETWEEN_BLOCKS = {"uninitialised-shared"}, {"global-race"}
 
@@ -81,8 +82,20 @@ MUTATIONS = {
     "a segment is counted before all threads have stored it": SourceMutation(
         PARTS, {"barrier(); // all threads have stored": ""}, run_segments, BETWEEN_BLOCKS
     ),
-    "whoever is last does not know it yet": SourceMutation(
-        PARTS, {"barrier(); // one thread knows whether it is the last": ""}, run_segments, RACE | UNWRITTEN
+    "what is to be combined is not known yet": SourceMutation(
+        PARTS, {"barrier(); // one thread knows what there is to do": ""}, run_segments, RACE | UNWRITTEN
+    ),
+    "the next chunk is written while some have not read which is theirs": SourceMutation(
+        PARTS, {"barrier(); // all threads have read which": ""}, run_segments, RACE
+    ),
+    "the next chunk is read before it is known": SourceMutation(
+        PARTS, {"barrier(); // the next is known": ""}, run_segments, RACE
+    ),
+    "a helper combines parts that it has not acquired": SourceMutation(
+        COUNTERS, {"ld.acquire.gpu": "ld.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
+    ),
+    "progress with helpers is left as it is": SourceMutation(
+        PARTS, {"store_relaxed(word, 0); // the last to leave": ";"}, run_segments
     ),
 }
 

@@ -21,7 +21,7 @@ def arguments_of(batch: int, kv_heads: int, config: str = CONFIG, **options: int
     known = parse_config(config)
     launch = family_of(known).launch(
         known, tensor("q", 4 * kv_heads, 1), tensor("k", kv_heads, 8192), tensor("v", kv_heads, 8192),
-        tensor("out", 4 * kv_heads, 1), cache=CacheView(batch), partials_address=256, arrivals_address=256,
+        tensor("out", 4 * kv_heads, 1), cache=CacheView(batch), partials_address=256, zeros_address=256,
         multiprocessors=132, **options,
     )  # fmt: skip
     assert launch.grid == (132 * known.blocks_per_sm, 1, 1)

@@ -18,10 +18,10 @@ struct DecodeArguments {
     int item_overhead;         // what an item costs beside its units, in units
     int line_blocks;           // thread blocks that share what there is to do
     int split_units;           // every split has so many units, whatever else is computed; 0: splits are balanced
-    // Partial results: rows of O in fp32, not divided by their sums; maxima and sums of rows; how many of an item's
-    // segments have arrived.
+    // Partial results: rows of O in fp32, not divided by their sums; maxima and sums of rows; how far each item's segments
+    // are.
     float *partial_O, *partial_terms;
-    int *arrivals;
+    uint64 *progress;
 };
 
 // A sequence: its rows in Q, and its keys [kv_begin, kv_end) in the cache. No length, however wrong, leads out of either.

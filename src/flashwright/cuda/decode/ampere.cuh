@@ -69,7 +69,7 @@ struct Copies {
     // Starts the copies of a unit, if there is one left, as a group; also where there is none, so that waiting counts
     // steps.
     DEVICE void start(int stage) {
-        if (share.is_some) {
+        if (share.is_some()) {
             const Item &item = share.item;
             if (unit == share.first) {
                 copy_Q<cfg::B_r, shape::threads>(args, item, shared.Q(Q_slot), 0, threadIdx.x); // @operand Q
@@ -84,7 +84,7 @@ struct Copies {
             if (++unit < share.last) {
                 look_up();
             } else {
-                share.next();
+                share.next(args);
                 begin_segment();
             }
         }
@@ -103,7 +103,7 @@ struct Copies {
     }
     DEVICE void begin_segment() {
         unit = share.first;
-        if (share.is_some)
+        if (share.is_some())
             look_up();
     }
     DEVICE void look_up() {
@@ -124,40 +124,45 @@ struct Warp {
     const int key_warp = threadIdx.x / warp_threads % shape::key_warps;
     const int first_row = row_warp * shape::row_tiles * mma_rows;
 
-    Copies copies{args, shared, row_warp, key_warp, share};
-    int stage = 0, Q_slot = 0;
+    using QOperand = SharedOperand<QFragments, cfg::B_r, Role::A>;
+    using Softmax = OnlineSoftmax<SoftmaxPolicy, shape::row_tiles>;
 
-    SharedOperand<QFragments, cfg::B_r, Role::A> Q{0, lane_index()};
+    Copies copies{args, shared, row_warp, key_warp, share};
+    int stage = cfg::stages - 1, Q_slot = 0; // of the last step; of the next segment
+
+    Destination destination;
+    QOperand Q{0, lane_index()};
     PackedScores scores{args, share.item};
-    OnlineSoftmax<SoftmaxPolicy, shape::row_tiles> softmax{args.forward.softmax_scale};
+    Softmax softmax{args.forward.softmax_scale};
     float O[shape::row_tiles][cfg::d_head / mma_columns][accumulator_values];
 
     // All segments of the thread block, unit by unit. Calls `finish` at the end of each, when the results of all warps are
     // in shared memory.
     template <class Finish> DEVICE void run(const Finish &finish) {
-        int unit = share.first, copied_stage = 0;
-        int copied = 0; // steps before the first is computed
+        int copied_stage = 0;
 #pragma unroll 1
-        while (share.is_some) {
-            const bool begins = unit == share.first;
-            wait_for_others(begins); // the stage of the step before is free
+        for (; copied_stage < cfg::stages - 1; ++copied_stage) // before anything else is prepared
+            copies.start(copied_stage);
 #pragma unroll 1
-            do {
+        for (; share.is_some(); share.next(args)) {
+            begin_segment();
+#pragma unroll 1
+            for (int unit = share.first; unit < share.last; ++unit) {
+                const bool begins = unit == share.first;
+                wait_for_others(begins); // the stage of the step before is free
                 copies.start(copied_stage);
                 copied_stage = copied_stage + 1 == cfg::stages ? 0 : copied_stage + 1;
-            } while (++copied < cfg::stages);
-            cp_async_wait_group<cfg::stages - 1>();
-            wait_for_others(begins); // what others copied has arrived too
-            if (begins)
-                begin_segment();
-            step(Copies::first_key(share.item, unit, key_warp));
-            if (++unit == share.last) {
-                end_segment();
-                finish();
-                share.next();
-                unit = share.first;
+                if (begins)
+                    destination = Destination(args, share);
+                cp_async_wait_group<cfg::stages - 1>();
+                wait_for_others(begins); // what others copied has arrived too
+                if (begins)
+                    load_Q();
+                stage = stage + 1 == cfg::stages ? 0 : stage + 1;
+                step(Copies::first_key(share.item, unit, key_warp));
             }
-            stage = stage + 1 == cfg::stages ? 0 : stage + 1;
+            end_segment();
+            finish();
         }
         cp_async_wait_group<0>(); // of units that do not exist: nothing
     }
@@ -171,13 +176,12 @@ struct Warp {
             __syncwarp();
     }
 
+    // Nothing of the segment before is kept, which leaves its registers to whoever combines results.
     DEVICE void begin_segment() {
-        Q.shared = shared.Q(Q_slot) + first_row * layout::row_bytes;
-        if constexpr (Q_in_registers)
-            Q.load_entire_block();
+        Q = QOperand(shared.Q(Q_slot) + first_row * layout::row_bytes, lane_index());
         Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
         scores = PackedScores(args, share.item);
-        softmax = OnlineSoftmax<SoftmaxPolicy, shape::row_tiles>(args.forward.softmax_scale);
+        softmax = Softmax(args.forward.softmax_scale);
 #pragma unroll
         for (int m = 0; m < shape::row_tiles; ++m)
 #pragma unroll
@@ -185,6 +189,11 @@ struct Warp {
 #pragma unroll
                 for (float &value : O[m][n])
                     value = 0;
+    }
+
+    DEVICE void load_Q() {
+        if constexpr (Q_in_registers)
+            Q.load_entire_block();
     }
 
     DEVICE void end_segment() {
@@ -247,23 +256,22 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     ampere_decode_kernel(const __grid_constant__ DecodeArguments args) {
     extern __shared__ __align__(bank_line_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
-    __shared__ bool is_last;
-    Warp warp{args, shared, Share(args, find_start<shape::threads>(args))};
+    __shared__ int chunk;
+    allow_next_grid();
+    const Share share(args, find_start<shape::threads>(args));
+    wait_for_grids_before();
+    Warp warp{args, shared, share};
     warp.run([&] {
         const Share &share = warp.share;
-        const Partials partials{args};
-        const bool whole = share.is_whole_item();
+        const bool is_whole = share.is_whole_item();
         for_each_part<shape::threads>(share.item, [&](int row, int index) {
             const RowPart part = warp.combined(row, index);
-            if (whole)
+            if (is_whole)
                 store_result(args, share.item, row, index, part);
             else
-                partials.store(share.slot(), row, index, part);
+                Partials{args}.store(warp.destination.slot, row, index, part);
         });
-        if (whole)
-            return;
-        const Segments segments = share.segments();
-        if (arrives_last(args, share.item, segments.count, is_last, [] { __syncthreads(); }))
-            combine<shape::threads>(args, share.item, segments, partials);
+        if (!is_whole)
+            arrive_and_combine<shape::threads, 1>(args, share, warp.destination.segments, chunk, [] { __syncthreads(); });
     });
 }

@@ -11,9 +11,13 @@
 #include "decode/scores.cuh"
 #include "pipeline/ring.cuh"
 #include "ptx/warpgroup.cuh"
+#include "tile/products.cuh"
 #include "tile/warpgroup_products.cuh"
 
 constexpr int consumer_threads = cfg::n_consumers * warpgroup_threads;
+
+// Each warp's rows of Q are registers where there are enough: of what a product reads of shared memory, Q would be half.
+using QFragments = Fragments<cfg::d_head / mma_depth, 1, 1, shape::Q_in_registers ? cfg::d_head / mma_depth : 1>;
 
 struct SoftmaxPolicy {
     static constexpr DType dtype = cfg::dtype;
@@ -62,7 +66,7 @@ struct Producer {
     KVPlace ring;
 
     DEVICE void run() {
-        for (; share.is_some; share.next()) {
+        for (; share.is_some(); share.next(args)) {
             int place[groups];
             look_up(place, share.first);
 #pragma unroll 1
@@ -105,42 +109,68 @@ struct Consumer {
     const DecodeArguments &args;
     const SharedMemory &shared;
     Share share;
-    bool &is_last;
+    int &chunk;
     const int warpgroup = uniform(threadIdx.x / warpgroup_threads);
     const int first_row = threadIdx.x / warp_threads * mma_rows; // of the warp, in the tile
     KVPlace K_place, V_place;
 
+    SharedOperand<QFragments, warpgroup_rows, Role::A> Q{0, lane_index()};
     float S[1][cfg::B_c / mma_columns][accumulator_values];
     uint32 P[cfg::B_c / mma_depth][4];
     float O[1][cfg::d_head / mma_columns][accumulator_values];
 
     DEVICE void run() {
-        for (; share.is_some; share.next()) {
+        for (; share.is_some(); share.next(args)) {
             OnlineSoftmax<SoftmaxPolicy, 1> softmax(args.forward.softmax_scale);
-            load_Q();
+            start_Q();
+            const Destination to(args, share);
+            finish_Q();
             compute(softmax);
-            store(softmax);
+            store(softmax, to);
         }
     }
 
     // --- Parts of a step ---
 
-    DEVICE void load_Q() const {
+    DEVICE void start_Q() const {
         const int thread = threadIdx.x % warpgroup_threads;
         // The warpgroup has waited for all products that read Q.
         named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads);
         const int first_row = warpgroup * warpgroup_rows;
         copy_Q<warpgroup_rows, warpgroup_threads>(args, share.item, shared.Q(warpgroup), first_row, thread); // @operand Q
         cp_async_commit_group();
+    }
+    DEVICE void finish_Q() {
         cp_async_wait_group<0>();
         fence_async_proxy();
         named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads); // all threads' rows are there
+        if constexpr (shape::Q_in_registers) {
+            Q.shared = shared.Q(warpgroup) + first_row % warpgroup_rows * layout::row_bytes;
+            Q.load_entire_block();
+        }
     }
     DEVICE void start_scores() {
         const Slot K = shared.K(K_place.stage);
         K.wait_until_full(K_place.lap); // @operand K
         fence_async_proxy();            // threads have copied what the product reads
-        issue_shared_shared<cfg::d_head, cfg::B_c>(S[0], shared.Q(warpgroup), K.data); // @product S
+        if constexpr (shape::Q_in_registers) {
+            issue_scores(K.data); // @product S
+        } else {
+            issue_shared_shared<cfg::d_head, cfg::B_c>(S[0], shared.Q(warpgroup), K.data); // @product S
+        }
+    }
+    DEVICE void issue_scores(uint32 K) {
+        const uint64 keys = operand_descriptor(K, OperandLayout::summed_over_columns());
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < cfg::d_head / mma_depth; ++k) {
+            const uint64 columns = keys + descriptor_offset(depth_offset<cfg::B_c>(k));
+            if (k == 0)
+                wgmma_registers_columns_first(S[0], Q.block(k, 0, 0), columns);
+            else
+                wgmma_registers_columns(S[0], Q.block(k, 0, 0), columns);
+        }
+        wgmma_commit_group();
     }
     DEVICE void finish_scores() {
         pin_registers(S[0]);
@@ -202,7 +232,7 @@ struct Consumer {
 
     // --- Results ---
 
-    DEVICE void store(auto &softmax) {
+    DEVICE void store(auto &softmax, const Destination &to) {
         const Item &item = share.item;
         const Partials partials{args};
         const bool whole = share.is_whole_item();
@@ -212,14 +242,12 @@ struct Consumer {
             if (whole)
                 store_result(args, item, row, index, part);
             else
-                partials.store(share.slot(), row, index, part);
+                partials.store(to.slot, row, index, part);
         });
         if (whole)
             return;
-        const Segments segments = share.segments();
-        if (arrives_last(args, item, segments.count, is_last,
-                         [] { named_barrier_sync(barriers::consumers, consumer_threads); }))
-            combine<consumer_threads>(args, item, segments, partials);
+        arrive_and_combine<consumer_threads, 2>(args, share, to.segments, chunk,
+                                                [] { named_barrier_sync(barriers::consumers, consumer_threads); });
     }
 
     // Two lanes that are neighbours in a quad have two columns each of two tiles. They exchange: each has four of one.
@@ -251,11 +279,13 @@ __global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
     hopper_decode_kernel(const __grid_constant__ DecodeArguments args) {
     extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
-    __shared__ bool is_last;
+    __shared__ int chunk;
+    allow_next_grid();
     const Share share(args, find_start<consumer_threads + warpgroup_threads>(args));
     if (threadIdx.x == 0)
         shared.init_barriers();
     __syncthreads(); // the barriers are there
+    wait_for_grids_before();
 
     // A warpgroup's registers are its own: of three, the producers give some to the consumers. Two have enough.
     if (threadIdx.x >= consumer_threads) {
@@ -265,6 +295,6 @@ __global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
     } else {
         if constexpr (cfg::n_consumers > 1)
             take_registers<shape::consumer_registers>();
-        Consumer{args, shared, share, is_last}.run();
+        Consumer{args, shared, share, chunk}.run();
     }
 }

@@ -10,6 +10,7 @@
 #pragma once
 #include "attention/decode_arguments.cuh"
 #include "attention/ranges.cuh"
+#include "ptx/grid_dependency.cuh"
 #include "ptx/shuffle.cuh"
 
 struct Item {
@@ -76,7 +77,7 @@ struct Line {
     }
     // The thread block that has a place.
     DEVICE uint32 block_of(uint32 place) const {
-        uint32 block = min((uint32)((float)place * blocks / places), blocks - 1);
+        uint32 block = min((uint32)__fdividef((float)place * blocks, places), blocks - 1);
         while (begin(block) > place) // the quotient was rounded
             --block;
         while (begin(block + 1) <= place)
@@ -92,9 +93,12 @@ struct Start {
     uint32 first_place; // of that pair, in the line
 };
 
-// All threads find it together, each with some of the pairs.
+// All threads find it together, each with some of the pairs. Where nothing is read for it, it is found while the grid
+// before still runs.
 template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
     const int pairs = args.forward.batches * args.row_tiles;
+    if (variant::variable_lengths || args.kv_lengths || args.kv_begins || args.cache_index)
+        wait_for_grids_before();
     if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
         const uint32 places = Item(args, 0).places(args) * args.kv_heads;
         const Line line(args, places * pairs);
@@ -154,6 +158,7 @@ struct Segments {
     uint32 first_slot, other_slots, step; // of the first; of segment i > 0: other_slots + i * step
     int count;
 
+    Segments() = default;
     // Of an item whose splits have the places [first, last) of the line.
     DEVICE Segments(const DecodeArguments &args, const Line &line, uint32 first, uint32 last) {
         if (args.split_units) { // each split is one
@@ -173,27 +178,24 @@ struct Segments {
 
 // A thread block's share of the line, segment after segment. It begins with the first.
 struct Share {
-    const DecodeArguments &args;
-    const Line line;
-    const uint32 end;
+    Line line;
+    uint32 end;
     uint32 first_of_pair; // the first place of the item's pair
     uint32 place;         // the next to look at
 
-    // The segment, if there is one: the units [first, last) of an item, of whose splits the places are
-    // [first_split, item_end).
-    bool is_some;
+    // The segment: the units [first, last) of an item, of whose splits the places are [first_split, item_end).
     Item item;
     uint32 begin, first_split, item_end;
     int first, last;
 
     DEVICE Share(const DecodeArguments &args, const Start &start)
-        : args(args), line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
+        : line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
           place(line.begin(blockIdx.x)), item(args, start.pair) {
-        next();
+        next(args);
     }
 
     // Moves on to the next segment, if there is one.
-    DEVICE void next() {
+    DEVICE void next(const DecodeArguments &args) {
         while (place < end) {
             const uint32 places = item.places(args);
             if (place >= first_of_pair + places * args.kv_heads) { // pairs without rows have no places
@@ -209,17 +211,19 @@ struct Share {
             const int split_units = max(1, args.split_units);
             first = (begin - first_split) * split_units;
             last = min((int)(place - first_split) * split_units, item.units);
-            is_some = begin < end; // or else only what stands before the splits is in the share
-            if (is_some)
+            if (begin < end) // or else only what stands before the splits is in the share
                 return;
         }
-        is_some = false;
+        first = last = 0;
     }
+    // Whether there is a segment.
+    DEVICE bool is_some() const { return first < last; }
 
+    // Whether the thread block has nothing else to do.
+    DEVICE bool is_last() const { return place >= end; }
     DEVICE bool is_whole_item() const { return begin == first_split && place == item_end; }
-    DEVICE Segments segments() const { return Segments(args, line, first_split, item_end); }
     // Where the parts of this segment lie.
-    DEVICE uint32 slot() const {
+    DEVICE uint32 slot(const DecodeArguments &args) const {
         return args.split_units ? begin : 2 * blockIdx.x + (line.begin(blockIdx.x) < begin);
     }
 };

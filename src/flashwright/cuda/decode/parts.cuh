@@ -5,6 +5,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/opaque.cuh"
 
 // Four columns of a row of O before it is divided by its sum, and the row's maximum, in powers of two, and sum.
 struct RowPart {
@@ -13,6 +14,14 @@ struct RowPart {
     float maximum = negative_infinity, sum = 0;
     float O[columns] = {};
 
+    DEVICE Pair terms() const { return {maximum, sum}; }
+    DEVICE Vector16B values() const {
+        Vector16B vector;
+#pragma unroll
+        for (int i = 0; i < columns; ++i)
+            vector.words[i] = __float_as_int(O[i]);
+        return vector;
+    }
     // Adds another part of the same row. Both become relative to the larger maximum.
     DEVICE void add(Pair terms, const Vector16B &values) {
         const float grown = fmaxf(maximum, terms.values[0]);
@@ -36,13 +45,9 @@ struct Partials {
     DEVICE Pair *terms(uint32 slot, int row) const { return (Pair *)args.partial_terms + (int64)slot * cfg::B_r + row; }
 
     DEVICE void store(uint32 slot, int row, int index, const RowPart &part) const {
-        Vector16B values;
-#pragma unroll
-        for (int i = 0; i < RowPart::columns; ++i)
-            values.words[i] = __float_as_int(part.O[i]);
-        store_global_16B(O(slot, row, index), values);
+        store_global_16B(O(slot, row, index), part.values());
         if (index == 0)
-            *terms(slot, row) = {part.maximum, part.sum};
+            *terms(slot, row) = part.terms();
     }
 };
 
@@ -73,31 +78,81 @@ template <int threads, class Function> DEVICE void for_each_part(const Item &ite
         function(i / RowPart::of_row, i % RowPart::of_row);
 }
 
-// Counts a segment as arrived. True in all threads of the last one, which then sees the parts of all others. Threads
-// come with their parts stored; `barrier` waits for all of them.
-template <class Barrier>
-DEVICE bool arrives_last(const DecodeArguments &args, const Item &item, int segments, bool &is_last,
-                         const Barrier &barrier) {
-    barrier(); // all threads have stored
-    if (threadIdx.x == 0) {
-        int *arrivals = args.arrivals + item.pair * args.kv_heads + item.head;
-        is_last = add_one_acq_rel(arrivals) == segments - 1;
-        if (is_last)
-            *arrivals = 0; // for the next launch
-    }
-    barrier(); // one thread knows whether it is the last
-    return is_last;
-}
+// What becomes of a segment: found while its first keys are on their way.
+struct Destination {
+    Segments segments;
+    uint32 slot; // of its parts
 
-// The results of an item from the parts of all its segments, added in the order of the keys. Loads of several parts and
-// segments are on their way at a time.
-template <int threads>
-DEVICE void combine(const DecodeArguments &args, const Item &item, const Segments &segments, const Partials &partials) {
-    constexpr int most_parts = cfg::B_r * RowPart::of_row / threads; // of a thread
-    constexpr int parts = most_parts >= 4 ? 4 : most_parts >= 2 ? 2 : 1, batch = parts == 4 ? 4 : 8;
-    const int count = item.tile_rows() * RowPart::of_row;
+    Destination() = default;
+    DEVICE Destination(const DecodeArguments &args, const Share &share)
+        : segments(args, share.line, computed_from_here(share.first_split), share.item_end), slot(share.slot(args)) {}
+};
+
+// How far the segments of an item are, in one word that is zero before and after a launch: how many have arrived, which
+// parts of the results somebody has begun to combine, and how many thread blocks are done with the word.
+//
+// The rows of an item are combined in chunks. Whoever arrives last needs nobody's help; but others that have nothing else
+// to do wait for a while, and take a chunk each. Nobody waits for long: a thread block that is not running yet may need
+// the place of one that waits for it.
+struct Progress {
+    static constexpr uint64 arrival = 1, claim = 1ull << 16, departure = 1ull << 32;
+    static constexpr int chunk_rows = 16, most_looks = 32;
+
+    uint64 *word;
+    int segments, chunks;
+
+    DEVICE Progress(const DecodeArguments &args, const Item &item, int segments)
+        : word(args.progress + item.pair * args.kv_heads + item.head), segments(segments),
+          chunks(segments > 2 && segments < 1 << 15 ? ceil_div(item.tile_rows(), chunk_rows) : 1) {}
+
+    // Counts a segment as arrived. Returns the first chunk to combine; `chunks` or more: none.
+    DEVICE int arrive(bool stays) const {
+        if (arrivals(add_acq_rel(word, arrival)) == segments - 1) {
+            if (chunks == 1)
+                store_relaxed(word, 0); // whoever is last has no help
+            return 0;
+        }
+        if (chunks == 1)
+            return chunks;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += parts * threads) {
+        for (int look = 0; stays && look < most_looks; ++look)
+            if (arrivals(load_acquire(word)) == segments)
+                return next();
+        end(add_relaxed(word, departure) + departure);
+        return chunks;
+    }
+    // Another chunk. The first is that of the last to arrive.
+    DEVICE int next() const {
+        if (chunks == 1)
+            return chunks;
+        const uint64 before = add_relaxed(word, claim);
+        const int chunk = claims(before) + 1;
+        if (chunk >= chunks)
+            end(before + claim);
+        return chunk;
+    }
+
+  private:
+    static DEVICE int arrivals(uint64 word) { return word & 0xffff; }
+    static DEVICE int claims(uint64 word) { return word >> 16 & 0xffff; }
+    static DEVICE int departures(uint64 word) { return word >> 32; }
+
+    // After this thread block has departed, or claimed more than there is: the last to do so clears the word.
+    DEVICE void end(uint64 after) const {
+        if (departures(after) + claims(after) - (chunks - 1) == segments)
+            store_relaxed(word, 0); // the last to leave
+    }
+};
+
+// The results of some rows of an item from the parts of all its segments, added in the order of the keys. Loads of several
+// parts and segments are on their way at a time.
+template <int threads, int parts>
+DEVICE void combine(const DecodeArguments &args, const Item &item, const Segments &segments, int first_row, int rows) {
+    const Partials partials{args};
+    constexpr int batch = 8;
+    const int begin = first_row * RowPart::of_row, end = begin + rows * RowPart::of_row;
+#pragma unroll 1
+    for (int i = begin + threadIdx.x; i < end; i += parts * threads) {
         RowPart part[parts];
 #pragma unroll 1
         for (int first = 0; first < segments.count; first += batch) {
@@ -109,7 +164,7 @@ DEVICE void combine(const DecodeArguments &args, const Item &item, const Segment
 #pragma unroll
                 for (int p = 0; p < parts; ++p) {
                     const uint32 slot = segments.slot(min(first + s, segments.count - 1));
-                    const int place = min(i + p * threads, count - 1), row = place / RowPart::of_row;
+                    const int place = min(i + p * threads, end - 1), row = place / RowPart::of_row;
                     terms[s][p] = *partials.terms(slot, row);
                     values[s][p] = load_global_16B(partials.O(slot, row, place % RowPart::of_row));
                 }
@@ -123,8 +178,34 @@ DEVICE void combine(const DecodeArguments &args, const Item &item, const Segment
 #pragma unroll
         for (int p = 0; p < parts; ++p) {
             const int place = i + p * threads;
-            if (place < count)
+            if (place < end)
                 store_result(args, item, place / RowPart::of_row, place % RowPart::of_row, part[p]);
         }
+    }
+}
+
+// Counts a segment whose parts all threads have stored, and combines what this thread block has to of its item's. `chunk`
+// is in shared memory; `barrier` waits for all threads.
+template <int threads, int parts, class Barrier>
+DEVICE void arrive_and_combine(const DecodeArguments &args, const Share &share, const Segments &segments, int &chunk,
+                               const Barrier &barrier) {
+    const Progress progress(args, share.item, segments.count);
+    barrier(); // all threads have stored
+    int claimed = 0;
+    if (threadIdx.x == 0)
+        chunk = progress.arrive(share.is_last());
+    barrier(); // one thread knows what there is to do
+    const int rows = share.item.tile_rows();
+#pragma unroll 1
+    for (int own = chunk; own < progress.chunks; own = chunk) {
+        if (threadIdx.x == 0)
+            claimed = progress.next(); // on its way while this one is combined
+        const int first_row = own * Progress::chunk_rows;
+        combine<threads, parts>(args, share.item, segments, first_row,
+                         progress.chunks == 1 ? rows : min(Progress::chunk_rows, rows - first_row));
+        barrier(); // all threads have read which
+        if (threadIdx.x == 0)
+            chunk = claimed;
+        barrier(); // the next is known
     }
 }

@@ -43,7 +43,7 @@ class DecodeArguments(ctypes.Structure):
         ("split_units", ctypes.c_int32),
         ("partial_O", ctypes.c_uint64),
         ("partial_terms", ctypes.c_uint64),
-        ("arrivals", ctypes.c_uint64),
+        ("progress", ctypes.c_uint64),
     )
 
 
@@ -80,10 +80,11 @@ class CacheView:
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Memory that a decode works in. The arrivals must be zero before the first launch; every launch leaves them so."""
+    """Memory that a decode works in."""
 
-    arrivals: int
-    """Counters, of 4 bytes."""
+    zeros: int
+    """Words of 4 bytes that must be zero before the first launch, and that every launch leaves so: two of each item,
+    for how far it is (`Progress` of parts.cuh)."""
     partial_terms: int
     """Where they begin among the partial results, in bytes."""
     partial_bytes: int
@@ -94,7 +95,7 @@ class DecodeScratch:
     def of(cls, config: Splitting, items: int, slots: int) -> DecodeScratch:
         rows = slots * config.B_r
         terms = -(-4 * rows * config.d_head // cls.ALIGNMENT) * cls.ALIGNMENT
-        return cls(items, terms, terms + 8 * rows)
+        return cls(2 * items, terms, terms + 8 * rows)
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def decode_launch(
     *,
     cache: CacheView,
     partials_address: int,
-    arrivals_address: int,
+    zeros_address: int,
     multiprocessors: int,
     options: AttentionOptions = NO_OPTIONS,
     lse_address: int = 0,
@@ -191,7 +192,7 @@ def decode_launch(
             split_units=split_units,
             partial_O=partials_address,
             partial_terms=partials_address + scratch.partial_terms,
-            arrivals=arrivals_address,
+            progress=zeros_address,
         ),
     )
 

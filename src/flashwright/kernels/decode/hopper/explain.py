@@ -78,8 +78,9 @@ def register_phases(config: HopperDecodeKernelConfig) -> tuple[RegisterPhase, ..
         return OperandRegisters(name, rows * columns * bits // 32 // 32, text)
 
     sums, S = operand("O accumulator", config.d_head, 32), operand("S accumulator", config.B_c, 32)
-    P = operand("P operand", config.B_c, 16)
-    return (RegisterPhase("S = QKᵀ and O += PV", (sums, S, P)), RegisterPhase("softmax", (sums, S, P)))
+    Q = (operand("Q operand", config.d_head, 16),) if HopperDecodeShapes(config).Q_in_registers else ()
+    operands = (sums, S, operand("P operand", config.B_c, 16), *Q)
+    return (RegisterPhase("S = QKᵀ and O += PV", operands), RegisterPhase("softmax", operands))
 
 
 def shared_map(config: HopperDecodeKernelConfig) -> SharedMap:

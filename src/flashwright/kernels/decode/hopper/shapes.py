@@ -16,6 +16,8 @@ STATIC_BYTES = 1024
 CONSUMER_REGISTERS = 208
 MOST_OPERAND_REGISTERS = CONSUMER_REGISTERS - 40
 """For O, S and P; the others hold addresses and sums."""
+MOST_WITH_Q = MOST_OPERAND_REGISTERS - 16
+"""For O, S, P and Q: with more, some are spilled."""
 
 
 class HopperDecodeShapes:
@@ -84,6 +86,16 @@ class HopperDecodeShapes:
         """Of a consumer thread: O, S and P, of which two numbers are in one."""
         scores = self.config.B_c * WARPGROUP_ROWS // WARPGROUP_THREADS
         return self.config.d_head * WARPGROUP_ROWS // WARPGROUP_THREADS + scores + scores // 2
+
+    @property
+    def Q_registers(self) -> int:
+        """Of a consumer thread, if its rows of Q are registers."""
+        return self.config.d_head * WARPGROUP_ROWS // WARPGROUP_THREADS // 2
+
+    @property
+    def Q_in_registers(self) -> bool:
+        """Whether there are enough for them."""
+        return self.operand_registers + self.Q_registers <= MOST_WITH_Q
 
     # A multiprocessor has 512 registers for each of 128 threads. At launch, all warpgroups of a thread block have the
     # same number, 168 if there are three; the producers give back what they do not need, and the consumers take it.

@@ -21,7 +21,8 @@ from flashwright.problem.variant import PLAIN, AttentionVariant
 
 def hopper_decode_source(config: HopperDecodeKernelConfig, variant: AttentionVariant = PLAIN) -> KernelSource:
     """The decode kernel of a config; raises `ValueError` for a config no kernel can be built from."""
-    products = [Product(config.B_c), Product(config.d_head, A_in_registers=True, B_summed_over_rows=True)]
+    scores = [Product(config.B_c, A_in_registers=in_registers) for in_registers in (False, True)]  # one of them is used
+    products = [*scores, Product(config.d_head, A_in_registers=True, B_summed_over_rows=True)]
     return KernelSource(
         text=f'#include "{SPECIALISATION_HEADER}"\n#include "decode/hopper.cuh"\n',
         headers=(
@@ -42,7 +43,7 @@ def _constants(config: HopperDecodeKernelConfig, variant: AttentionVariant) -> d
     shapes = HopperDecodeShapes(config)
     names = (
         "unit_keys", "Q_bytes", "KV_bytes", "K_offset", "V_offset", "barriers_offset", "producer_registers",
-        "consumer_registers",
+        "consumer_registers", "Q_in_registers",
     )  # fmt: skip
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
