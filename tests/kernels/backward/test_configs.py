@@ -268,10 +268,6 @@ REFUSED = {
         "hopper backward (BF16, 128, 64, 64, 2): stages_2_2+register_P",
         "P in registers: two warpgroups share the same keys, each with half of the queries",
     ),
-    "hopper: stages of Q": (
-        "hopper backward (BF16, 128, 64, 128, 2): stages_1_2+register_P",
-        "stages: Q_stages is 1 and P_in_registers is on; allowed: from 2",
-    ),
     "hopper: columns of two thread blocks": (
         "hopper backward (BF16, 256, 128, 64, 2): stages_2_2+paired",
         "paired: two thread blocks share dQ's 256 columns in 2 parts; each needs 64",

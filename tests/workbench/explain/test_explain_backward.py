@@ -98,13 +98,15 @@ def test_q_is_copied_a_step_ahead_and_do_during_the_step_before(ampere):
     assert dK.end < flights["dO block 2"].start < dQ.start  # one stage: when all have read it
 
 
-def test_products_of_the_hopper_kernel_run_during_the_gradients_of_scores(hopper):
+def test_a_product_of_the_hopper_kernel_runs_during_the_gradients_of_scores_and_three_behind_them(hopper):
     consumer = hopper.timelines[0]
     gradients = consumer.phases[0]
     under_way = {
         flight.region for flight in consumer.flights if flight.issued < gradients.start and flight.end > gradients.start
     }
-    assert under_way == {"dP", "dK"}
+    assert under_way == {"dP"}
+    behind = [flight.region for flight in consumer.flights if gradients.start < flight.issued][:3]
+    assert behind == ["dQ", "dV", "dK"]  # dQ of the step before
     assert {flight.region for flight in consumer.flights} == {"S", "dP", "dV", "dK", "dQ"}
     producer = hopper.timelines[-1]
     assert {flight.block.split()[0] for flight in producer.flights} == {"Q", "dO"}

@@ -3,16 +3,14 @@
 // Warpgroups stand in `key_groups` of 64 keys and `parts` along the other dimension of each product: queries in S and dP,
 // columns in dV and dK. In dQ = dS·K they stand along its rows and columns, and each sums over all keys.
 //
-// Products are issued so that the tensor cores have work while a warpgroup computes gradients of scores: S and dP of the
-// next step come before dK of this one, and only they are waited for. dQ comes when S and dP need no registers.
+// dQ is a step late: dS of all warpgroups has been written by then, and none waits for another, so that one multiplies
+// while the other computes gradients of scores.
 //
-//     step i:  S(i+1), dP(i+1), dK(i)                        dQ(i), dV(i+1)
-//                └─ gradients of scores i+1, dS to shared memory ─┘ └─ dQ(i) is added
+//     step i:  S(i), dP(i)                                  dQ(i-1), dV(i), dK(i)
+//                └─ gradients of scores i, dS to shared memory ─┘ └─ dQ(i-1) is added
 //
-// Where P goes through shared memory, two warpgroups have written it before either multiplies it, and dQ is a step late:
-//
-//     step i:  S(i), dP(i), dQ(i-1) of a pair                          dQ(i-1), dV(i), dK(i)
-//                └─ gradients of scores i, P and dS to shared memory ─┘ └─ dQ(i-1) is added
+// P and dS are operands of dV and dK in the registers that hold them. Where P goes through shared memory, two warpgroups
+// have written it before either multiplies it; a pair of thread blocks has registers for dQ(i-1) during the gradients.
 //
 // Nothing is under way from one step to the next: the assembler would wait for every product where the registers of one
 // meet at the beginning of a loop.
@@ -31,7 +29,7 @@
 
 constexpr int queries_per_part = cfg::B_r / shape::parts, columns_per_part = cfg::d_head / shape::parts;
 constexpr int column_tiles = queries_per_part / mma_columns; // of S and dP
-constexpr int tiles_at_once = column_tiles < 8 ? column_tiles : 8; // whose terms fit into registers
+constexpr int tiles_at_once = column_tiles / 2; // whose terms fit into registers
 constexpr int panels_per_part = columns_per_part / panel_columns;
 
 struct Consumer {
@@ -42,7 +40,7 @@ struct Consumer {
 
     float S[1][column_tiles][accumulator_values];
     float dP[1][column_tiles][accumulator_values];
-    uint32 P[queries_per_part / mma_depth][4];
+    uint32 P[queries_per_part / mma_depth][4], dS[queries_per_part / mma_depth][4]; // operands of products
     float dK[1][columns_per_part / mma_columns][accumulator_values] = {};
     float dV[1][columns_per_part / mma_columns][accumulator_values] = {};
     Sums::Accumulator dQ;
@@ -52,22 +50,14 @@ struct Consumer {
         const int steps = work().steps(args.backward);
         if (steps > 0) {
             wait_for_keys();
-            if constexpr (shape::P_in_registers) {
-                begin();
+            // Zeros are there before any product is under way.
+            pin_registers(dK[0]);
+            pin_registers(dV[0]);
+            this->step<true>(0);
 #pragma unroll 1
-                for (int step = 0; step + 1 < steps; ++step)
-                    this->step(step);
-                finish(steps - 1);
-            } else {
-                // Zeros are there before any product is under way.
-                pin_registers(dK[0]);
-                pin_registers(dV[0]);
-                step_by_shared_P<true>(0);
-#pragma unroll 1
-                for (int step = 1; step < steps; ++step)
-                    step_by_shared_P<false>(step);
-                finish_dQ(steps - 1);
-            }
+            for (int step = 1; step < steps; ++step)
+                this->step<false>(step);
+            finish_dQ(steps - 1);
         }
         // The other thread block may be reading what this one has sent, or telling it so.
         if constexpr (cfg::paired)
@@ -92,14 +82,6 @@ struct Consumer {
         clear_keys_of_others();
         for (int group = 0; group < shape::key_groups; ++group)
             shared.V(group).wait_until_full(0); // @operand V
-    }
-    DEVICE void begin() {
-        start_scores(0);
-        start_dP(0);
-        differentiate_scores<0>(0);
-        start_dV(0);
-        wgmma_wait_group<0>();
-        finish_dV(0);
     }
 
     DEVICE void start_scores(int step) {
@@ -156,10 +138,14 @@ struct Consumer {
         }
     }
     DEVICE void start_dK(int step) {
-        wgmma_fence();
-        issue_columns_rows<cfg::B_r, cfg::B_r>(dK[0], in_block(shared.dS(step, key_group)), // @product dK
-                                               in_block(Q(step).data) + first_column_offset());
-        wgmma_commit_group();
+        const uint32 columns = in_block(Q(step).data) + first_column_offset();
+        if constexpr (shape::P_in_registers) {
+            issue_registers_shared<cfg::B_r>(dK[0], dS, columns); // @product dK
+        } else {
+            wgmma_fence();
+            issue_columns_rows<cfg::B_r, cfg::B_r>(dK[0], in_block(shared.dS(step, key_group)), columns); // @product dK
+            wgmma_commit_group();
+        }
     }
     DEVICE void start_dQ(int step) {
         const uint32 rows = dQ_group() / shape::dQ_column_parts * panel_bytes<warpgroup_rows>;
@@ -188,24 +174,35 @@ struct Consumer {
 
     // --- A step ---
 
-    // From the weights of one step to those of the next.
-    DEVICE void step(int step) {
-        start_scores(step + 1);
-        start_dP(step + 1);
+    template <bool first> DEVICE void step(int step) {
+        start_scores(step);
+        start_dP(step);
+        // Half as many columns of dQ fit into the registers beside S and dP.
+        if constexpr (!first && cfg::paired)
+            start_dQ_of_written(step - 1);
+        differentiate_scores<!first && cfg::paired ? 1 : 0>(step);
+        if constexpr (!first && !cfg::paired)
+            start_dQ_of_written(step - 1);
+        if constexpr (!shape::P_in_registers)
+            shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
+        start_dV(step);
         start_dK(step);
-        differentiate_scores<1>(step + 1);
-        finish_dK(step);
-        start_dQ_of_written(step);
-        start_dV(step + 1);
+        if constexpr (!first) {
+            wgmma_wait_group<2>();
+            add_dQ(step - 1);
+        }
         wgmma_wait_group<1>();
-        add_dQ(step);
+        pin_registers(dV[0]);
+        dO(step).release(); // @operand dO
         wgmma_wait_group<0>();
-        finish_dV(step + 1);
+        pin_registers(dK[0]);
+        Q(step).release(); // @operand Q
     }
-    DEVICE void finish(int step) {
-        start_dK(step);
-        finish_dK(step);
-        finish_dQ(step);
+
+    DEVICE void finish_dQ(int step) {
+        start_dQ_of_written(step);
+        wgmma_wait_group<0>();
+        add_dQ(step);
     }
 
     DEVICE void start_dQ_of_written(int step) {
@@ -227,46 +224,8 @@ struct Consumer {
         }
     }
 
-    template <bool first> DEVICE void step_by_shared_P(int step) {
-        start_scores(step);
-        start_dP(step);
-        // Half as many columns of dQ fit into the registers beside S and dP.
-        if constexpr (!first && cfg::paired)
-            start_dQ_of_written(step - 1);
-        differentiate_scores<!first && cfg::paired ? 1 : 0>(step);
-        if constexpr (!first && !cfg::paired)
-            start_dQ_of_written(step - 1);
-        shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
-        start_dV(step);
-        start_dK(step);
-        if constexpr (!first) {
-            wgmma_wait_group<2>();
-            add_dQ(step - 1);
-        }
-        wgmma_wait_group<1>();
-        finish_dV(step);
-        wgmma_wait_group<0>();
-        pin_registers(dK[0]);
-        Q(step).release(); // @operand Q
-    }
-    DEVICE void finish_dQ(int step) {
-        start_dQ_of_written(step);
-        wgmma_wait_group<0>();
-        add_dQ(step);
-    }
-
-    DEVICE void finish_dK(int step) {
-        wgmma_wait_group<0>();
-        pin_registers(dK[0]);
-        Q(step).release(); // @operand Q
-    }
-    DEVICE void finish_dV(int step) {
-        pin_registers(dV[0]);
-        dO(step).release(); // @operand dO
-    }
-
     // Waits for S and dP of a step, after which so many other groups of products were issued, and turns them into P and
-    // dS: operands of other products. Those in shared memory are visible to this warpgroup where P is in registers.
+    // dS: operands of other products.
     template <int products_behind> DEVICE void differentiate_scores(int step) {
         const int first_query = part * queries_per_part;
         const float scale_log2 = args.backward.forward.softmax_scale * log2_e;
@@ -299,17 +258,15 @@ struct Consumer {
             ScoreGradients::mask(S, dP, work.window, work.first_key + first_key(), note.first_row + first_query);
         }
         shared.weights(step).wait_until_empty(WeightsPlace::after(step).lap);
-        if constexpr (shape::P_in_registers)
-            round(P, S[0]);
-        else
-            store_weights(shared.P(step, key_group), S[0]);
-        store_weights(shared.dS(step, key_group), dP[0]);
+        round(P, S[0]);
+        round(dS, dP[0]);
+        if constexpr (!shape::P_in_registers)
+            store_weights(shared.P(step, key_group), P);
+        store_weights(shared.dS(step, key_group), dS);
         fence_async_proxy();
         __syncwarp(); // the first lane speaks for all
         if (lane_index() == 0)
             mbarrier_arrive(shared.weights(step).full);
-        if constexpr (shape::P_in_registers)
-            named_barrier_sync(barriers::warpgroups + warpgroup, warpgroup_threads);
     }
 
     // Of a step whose product is complete.
@@ -347,22 +304,18 @@ struct Consumer {
             for (int half = 0; half < halves; ++half)
                 operand[n / 2][n % 2 * 2 + half] = pack_16bit<cfg::dtype>(c[n][2 * half], c[n][2 * half + 1]);
     }
-    // Rounds a warp's accumulators and writes them into its rows of a tile of 64 keys.
-    DEVICE void store_weights(uint32 tile, const float (&c)[column_tiles][4]) const {
+    // Writes a warp's operands into its rows of a tile of 64 keys.
+    DEVICE void store_weights(uint32 tile, const uint32 (&operand)[column_tiles / 2][4]) const {
         // A matrix is 8 × 8: lanes 0 to 15 have the addresses of 16 rows of an even column tile, the others of the next.
         const uint32 lane = lane_index();
         const int row = threadIdx.x % warpgroup_threads / warp_threads * mma_rows + lane % mma_rows;
         const uint32 place = tile + panel_vector_offset<warpgroup_rows>(row, lane / mma_rows);
 #pragma unroll
         for (int n = 0; n < column_tiles; n += 2) {
-            uint32 matrices[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                matrices[i] = pack_16bit<cfg::dtype>(c[n + i / 2][i % 2 * 2], c[n + i / 2][i % 2 * 2 + 1]);
             const int vector = part * column_tiles + n;
             store_matrices((place ^ vector % panel_vectors * vector_bytes) +
                                vector / panel_vectors * panel_bytes<warpgroup_rows>,
-                           matrices);
+                           operand[n / 2]);
         }
     }
 

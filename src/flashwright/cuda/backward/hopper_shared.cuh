@@ -19,7 +19,7 @@ constexpr int consumer_threads = cfg::n_consumers * warpgroup_threads;
 
 // Numbers of the named barriers; 0 is that of all threads.
 namespace barriers {
-constexpr int consumers = 1, warpgroups = 2; // one for each warpgroup from there on
+constexpr int consumers = 1;
 }
 
 using QPlace = RingPlace<cfg::Q_stages>;

@@ -31,7 +31,7 @@ class HopperBackwardKernelConfig:
     dO_stages: int = 2
     """Blocks of dO in shared memory."""
     P_in_registers: bool = True
-    """The probabilities are an operand of dV in the registers that hold them, and not through shared memory."""
+    """P and dS are operands of dV and dK in the registers that hold them; only dQ reads dS in shared memory."""
     bulk_dQ: bool = False
     """dQ goes through shared memory, from where the copy engine adds it."""
     paired: bool = False

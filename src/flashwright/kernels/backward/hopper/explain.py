@@ -6,7 +6,7 @@ Arithmetic on the config alone; nothing is compiled.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from flashwright.hardware.tensor_map import Swizzle
@@ -39,7 +39,7 @@ from flashwright.kernels.explanation import (
 
 _SWITCHES: dict[str, tuple[str, str]] = {
     "P_in_registers": (
-        "P is the left operand of dV in the registers that hold it; only dS goes through shared memory",
+        "P and dS are the left operands of dV and dK in the registers that hold them; dQ reads dS in shared memory",
         "P goes through shared memory to the product dV, as dS does to dK and dQ",
     ),
     "bulk_dQ": (
@@ -105,6 +105,7 @@ def register_phases(config: HopperBackwardKernelConfig) -> tuple[RegisterPhase, 
     P = OperandRegisters(
         "P operand", derived.score_registers // 2, f"{WARPGROUP_ROWS} × {queries} at 16 bits ÷ {WARPGROUP_THREADS}"
     )
+    dS = replace(P, operand="dS operand")
     if not config.P_in_registers:
         beside = (dQ,) if config.paired else ()
         return (
@@ -113,9 +114,9 @@ def register_phases(config: HopperBackwardKernelConfig) -> tuple[RegisterPhase, 
             RegisterPhase("dQ, dV, dK", (dK, dV, dQ)),
         )
     return (
-        RegisterPhase("S, dP, dK", (dK, dV, S, dP)),
+        RegisterPhase("S and dP", (dK, dV, S, dP)),
         RegisterPhase("P and dS", (dK, dV, S, dP)),
-        RegisterPhase("dQ, dV", (dK, dV, dQ, P)),
+        RegisterPhase("dQ, dV, dK", (dK, dV, dQ, P, dS)),
     )
 
 

@@ -10,9 +10,8 @@ from flashwright.kernels.ladder import LadderRung, climbed
 from flashwright.problem.dtypes import DType
 
 _TWO_WARPGROUPS = ("two consumer warpgroups: 128 keys a thread block", {"B_c": 128, "n_consumers": 2})
-_P_IN_REGISTERS = ("P in registers: only dS goes through shared memory", {"P_in_registers": True})
-_FURTHER_AHEAD = ("three stages of Q, which two steps need: the next is copied during a whole step", {"Q_stages": 3})
-_BY_COPY_ENGINE = ("dQ through shared memory, from where the copy engine adds it", {"bulk_dQ": True})
+_P_IN_REGISTERS = ("P and dS are operands in registers: only dQ reads dS in shared memory", {"P_in_registers": True})
+_FURTHER_AHEAD = ("three stages of Q and of dO: two steps ahead", {"Q_stages": 3, "dO_stages": 3})
 _IN_PAIRS = ("two thread blocks exchange dS: each adds half of the columns of dQ for both", {"paired": True})
 _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
     64: (
@@ -20,12 +19,11 @@ _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
         [
             ("two consumer warpgroups: 128 queries a step, 128 keys", {"B_r": 128, "B_c": 128, "n_consumers": 2}),
             _P_IN_REGISTERS,
-            _FURTHER_AHEAD,
         ],
     ),
     128: (
         {"B_r": 64, "B_c": 64, "n_consumers": 1},
-        [_TWO_WARPGROUPS, _P_IN_REGISTERS, _FURTHER_AHEAD, _BY_COPY_ENGINE],
+        [_TWO_WARPGROUPS, _P_IN_REGISTERS, _FURTHER_AHEAD],
     ),
     # dK and dV of 64 keys fill the registers of two warpgroups, and the blocks the shared memory.
     256: ({"B_r": 64, "B_c": 64, "n_consumers": 2, "dO_stages": 1}, [_IN_PAIRS]),

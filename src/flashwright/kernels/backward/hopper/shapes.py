@@ -25,7 +25,6 @@ class HopperBackwardShapes:
     def __init__(self, config: HopperBackwardKernelConfig) -> None:
         self.config = config
         self._check_warpgroups()
-        self._check_stages()
         self._check_shared_memory()
         self._check_registers()
 
@@ -66,14 +65,6 @@ class HopperBackwardShapes:
             )
         if config.paired and config.bulk_dQ:
             raise ValueError("paired: bulk_dQ is on; two thread blocks add to dQ from registers")
-
-    def _check_stages(self) -> None:
-        config = self.config
-        if config.Q_stages < 2 and config.P_in_registers:
-            raise ValueError(
-                "stages: Q_stages is 1 and P_in_registers is on; allowed: from 2, as scores of the next Q come before "
-                "dK of this one"
-            )
 
     def _check_shared_memory(self) -> None:
         most = architecture("sm_90").shared_bytes_per_block
@@ -151,9 +142,9 @@ class HopperBackwardShapes:
 
     @property
     def operand_registers(self) -> int:
-        """All at once: dK and dV, with S and dP or with dQ and P; of a pair of thread blocks, with S, dP and dQ."""
-        scores, P = 2 * self.score_registers, self.score_registers // 2 if self.config.P_in_registers else 0
-        others = scores + self.dQ_registers if self.config.paired else max(scores, self.dQ_registers + P)
+        """All at once: dK and dV, with S and dP or with dQ, P and dS; of a pair of thread blocks, with S, dP and dQ."""
+        scores, rounded = 2 * self.score_registers, self.score_registers if self.config.P_in_registers else 0
+        others = scores + self.dQ_registers if self.config.paired else max(scores, self.dQ_registers + rounded)
         return 2 * self.gradient_registers + others
 
     # --- Shared memory ---------------------------------------------------------------------------------------------

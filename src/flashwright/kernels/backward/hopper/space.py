@@ -10,7 +10,7 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import SearchSpace
 from flashwright.problem.dtypes import DType
 
-RULES = ("warpgroups", "P in registers", "paired", "stages", "shared memory", "registers", "consumers", "ahead")
+RULES = ("warpgroups", "P in registers", "paired", "shared memory", "registers", "consumers", "ahead")
 """The first that a config breaks rejects it."""
 
 _B_R = (64, 128)
@@ -47,11 +47,11 @@ def hopper_backward_rejection_reason(config: HopperBackwardKernelConfig) -> str 
 
 
 def is_promising(config: HopperBackwardKernelConfig) -> bool:
-    """Whether a config keeps P in registers where every warpgroup has keys of its own, and copies ahead by a step: Q is
-    used in two of them if P is in registers. A pair of thread blocks has no room for a second stage of dO."""
+    """Whether a config keeps P in registers where every warpgroup has keys of its own, and copies a step or two ahead.
+    A pair of thread blocks has no room for a second stage of dO."""
     alone = HopperBackwardShapes(config).parts == 1
-    stages = (3, 2) if alone else (2, 1 if config.paired else 2)
-    return (config.Q_stages, config.dO_stages) == stages and config.P_in_registers == alone
+    stages = ((2, 2), (3, 3)) if alone else ((2, 1 if config.paired else 2),)
+    return (config.Q_stages, config.dO_stages) in stages and config.P_in_registers == alone
 
 
 # dK, dV and dQ of 256 columns fill the registers of a thread; a few values are spilled around the loop.
