@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -173,6 +174,10 @@ def arguments_of(command: str) -> list[str]:
     raise AssertionError(f"a page has a command that no test knows how to run: {command}")
 
 
+NAMED_FILE = re.compile(r"(?:#|//) (\w+\.(?:py|cu))\n")
+"""The first line of a block that is a file of the reader's."""
+
+
 @pytest.fixture
 def prepared(own_directory):
     """What commands read that readers bring along."""
@@ -180,9 +185,10 @@ def prepared(own_directory):
     (own_directory / "kernel.cu").write_text(
         "__global__ void k(float *x, int n) { if (threadIdx.x < n) x[threadIdx.x] += 1; }"
     )
-    for block in PAGES["docs/performance.md"]:
-        if block.text.startswith("# my_peers.py"):
-            (own_directory / "my_peers.py").write_text(block.text)
+    for named in (NAMED_FILE.match(block.text) for blocks in PAGES.values() for block in blocks):
+        if named is not None:
+            (own_directory / named[1]).write_text(named.string)
+    np.save(own_directory / "y.npy", np.ones(64, np.float32))
     (own_directory / "benchmarks/results").mkdir(parents=True)
     for name, result in (("bench.json", "bench_h200_bf16.json"), ("ladder.json", "ladder_h200.json")):
         shutil.copy(ROOT / "benchmarks/results" / result, own_directory / name)
