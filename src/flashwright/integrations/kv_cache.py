@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -180,7 +181,7 @@ def _check_call(given: Given) -> None:
         _check_new_rows(name, new_rows, cache_rows, None if given.cu_seqlens_k_new is not None else sequences)
     if given.out is not None:
         _check_output(given.out, q, v_cache.shape[-1])
-    _options(given)
+    AttentionOptions.of(given.causal, given.window_size, given.softmax_scale, given.softcap)
     capacity = k_cache.shape[1]
     if table is not None:
         _check_numbers("block_table", table, 2, sequences if index is None else None, q)
@@ -221,7 +222,8 @@ def _computed(given: Given) -> Any:
     q, k_cache, v_cache, k, v, cosines, sines = given[:7]
     if not given.is_wide and (q.shape[-1] % HEAD_DIM_STEP or v_cache.shape[-1] % HEAD_DIM_STEP):
         return _with_padded_columns(given)
-    options = _options(given)
+    causal = given.causal if isinstance(given.causal, str) else bool(given.causal)
+    options = _known_options(causal, given.window_size, given.softmax_scale, given.softcap)
     table, index, is_ragged = given.table, given.cache_batch_idx, given.cu_seqlens_q is not None
     if table is not None and index is not None:
         table, index = _rows_of_table(table, index), None
@@ -255,8 +257,7 @@ def _computed(given: Given) -> Any:
     return result, lse[0] if is_ragged else lse
 
 
-def _options(given: Given) -> AttentionOptions:
-    return AttentionOptions.of(given.causal, given.window_size, given.softmax_scale, given.softcap)
+_known_options = lru_cache(maxsize=256)(AttentionOptions.of)
 
 
 def _whole(numbers: torch.Tensor | None) -> torch.Tensor | None:
