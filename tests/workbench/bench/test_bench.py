@@ -415,6 +415,18 @@ def test_every_implementation_has_as_many_turns_as_there_are_rounds_and_one_to_w
     assert cuda.replays == [("one", gpu_machine.LAUNCHES)] * (rounds + 1)
 
 
+def test_a_turn_has_as_many_launches_as_fill_the_time_that_is_given(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    GPUMachine(rounds=1, replay_ms=4).gpu_times_ms({"one": Prepared(partial(cuda.launch, "one", 0.5))})
+    assert cuda.replays == [("one", 8)] * 2
+
+
+@pytest.mark.parametrize("replay_ms", [0, -1, math.inf, math.nan])
+def test_a_turn_of_no_time_or_of_no_end_is_refused(replay_ms):
+    with pytest.raises(ValueError, match=f"replay_ms: {replay_ms} is not allowed"):
+        GPUMachine(replay_ms=replay_ms)
+
+
 def test_no_rounds_are_refused():
     with pytest.raises(ValueError, match="rounds: 0 is not allowed"):
         GPUMachine(rounds=0)
