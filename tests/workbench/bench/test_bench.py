@@ -148,6 +148,8 @@ def test_kinds_are_summed_up_for_each_family_beside_the_best_peer_and_beside_nor
     assert (hopper.worst_to_normal.ratio, hopper.worst_to_normal.cell.length) == (0.5, 1024)
     assert found[ours_of("ampere"), "normal"].mean_to_best == pytest.approx(0.75)
     assert found[ours_of("ampere"), "normal"].means["sdpa-fa2"] == pytest.approx(1.25)
+    of_fa2 = found[ours_of("ampere"), "sink"].worsts["sdpa-fa2"]
+    assert (of_fa2.ratio, of_fa2.cell.length) == (pytest.approx(0.625), 1024)
     assert found[ours_of("hopper"), "normal"].worst_to_normal.ratio == 1
 
 
