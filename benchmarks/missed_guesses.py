@@ -1,9 +1,10 @@
-"""How many steps of the Hopper kernel lift a reference, compute scores twice, or search, by kind of scores: a model.
+"""How many steps of the kernels have more to do than most, by kind of scores: a model.
 
     PYTHONPATH=src python benchmarks/missed_guesses.py [--keys 8192] [--rows 256] [--d-head 128] [--block-keys 128]
 
-Needs PyTorch, but no GPU: the model of workbench/bench/guesses.py follows the kernel's rules in NumPy, on rows of one
-head from all over a causal and a full problem. Prints a Markdown table.
+Needs PyTorch, but no GPU: the model of workbench/bench/guesses.py follows the kernels' rules in NumPy, on rows of one
+head from all over a full and a causal problem. The Hopper kernel visits `--block-keys` keys a step, the Ampere kernel
+64, with 32 rows a warp. Prints a Markdown table of the kinds that have any such steps.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ import torch
 
 from flashwright.kernels.forward.hopper.config import WARPGROUP_ROWS
 from flashwright.problem.dtypes import DType
-from flashwright.workbench.bench.guesses import Guesses, guesses
+from flashwright.workbench.bench.guesses import Guesses, Rescales, guesses, rescales
 from flashwright.workbench.bench.scores import KINDS, score_inputs
 
+AMPERE_BLOCK_KEYS, AMPERE_WARP_ROWS = 64, 32
 
-def guesses_of(kind: str, keys: int, rows: int, d_head: int, block_keys: int, *, causal: bool) -> Guesses:
-    """Of warpgroups spread evenly over the rows of a head, in bf16."""
+
+def followed(
+    kind: str, keys: int, rows: int, d_head: int, block_keys: int, *, causal: bool
+) -> tuple[Guesses, Rescales]:
+    """In warpgroups spread evenly over the rows of a head, in bf16; and in the warps of the same rows."""
     q, k, _ = (
         x[0, 0].double().numpy()
         for x in score_inputs(kind, batch=1, heads=1, q_length=keys, d_head=d_head, dtype=torch.bfloat16)
     )
-    found, groups = Guesses(), rows // WARPGROUP_ROWS
+    found, rescaled, groups = Guesses(), Rescales(), rows // WARPGROUP_ROWS
     for group in range(groups):
         first = (group + 1) * keys // groups - WARPGROUP_ROWS
         scores = q[first : first + WARPGROUP_ROWS] @ k.T * (math.log2(math.e) / math.sqrt(d_head))
@@ -34,7 +39,8 @@ def guesses_of(kind: str, keys: int, rows: int, d_head: int, block_keys: int, *,
             position = np.arange(first, first + WARPGROUP_ROWS)
             scores[np.arange(keys)[None] > position[:, None]] = -np.inf
         found.add(guesses(scores, DType.BF16, block_keys))
-    return found
+        rescaled.add(rescales(scores, DType.BF16, AMPERE_BLOCK_KEYS, AMPERE_WARP_ROWS))
+    return found, rescaled
 
 
 def main() -> None:
@@ -44,17 +50,19 @@ def main() -> None:
     parser.add_argument("--d-head", type=int, default=128)
     parser.add_argument("--block-keys", type=int, default=128)
     arguments = parser.parse_args()
-    print(
-        "| kind | mask | steps that lift | computed twice | with care after that |\n| --- | --- | ---: | ---: | ---: |"
-    )
+    sizes = (arguments.keys, arguments.rows, arguments.d_head, arguments.block_keys)
+    print("| full / causal | Hopper: correct | lift | compute twice | search | Ampere: rescale O |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for kind in KINDS:
-        for causal in (False, True):
-            found = guesses_of(
-                kind, arguments.keys, arguments.rows, arguments.d_head, arguments.block_keys, causal=causal
-            )
-            shares = (100 * part / max(found.steps, 1) for part in (found.lifted, found.overflowed, found.with_care))
-            mask = "causal" if causal else "full"
-            print(f"| `{kind}` | {mask} | " + " | ".join(f"{share:.1f}%" for share in shares) + " |", flush=True)
+        by_mask = [shares(*followed(kind, *sizes, causal=causal)) for causal in (False, True)]
+        if any(map(any, by_mask)):
+            columns = (f"{full:.1%} / {causal:.1%}" for full, causal in zip(*by_mask, strict=True))
+            print(f"| `{kind}` | {' | '.join(columns)} |", flush=True)
+
+
+def shares(found: Guesses, rescaled: Rescales) -> tuple[float, ...]:
+    parts = (found.corrected, found.lifted, found.overflowed, found.with_care)
+    return (*(part / max(found.steps, 1) for part in parts), rescaled.rescaled / max(rescaled.steps, 1))
 
 
 if __name__ == "__main__":

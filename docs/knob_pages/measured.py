@@ -14,6 +14,7 @@ from flashwright.workbench.bench.results import (
     OURS,
     BenchResult,
     CellResult,
+    KindSummary,
     Worst,
     geometric_mean,
     label_of,
@@ -73,7 +74,7 @@ def kinds_table() -> str:
 
 
 def scores_table(result: BenchResult | None) -> str:
-    """Per kind of scores and family: the speed beside the fastest peer of each cell, and beside normal scores."""
+    """Per kind of scores and family: the speed beside the fastest peer of each cell, each peer, and normal scores."""
     if result is None:
         return f"Not measured yet. On a GPU: `{SCORES_MEASURED_BY}`, then `make docs`."
     rows = [
@@ -82,13 +83,20 @@ def scores_table(result: BenchResult | None) -> str:
             summary.name,
             "–" if summary.mean_to_best is None else f"{summary.mean_to_best:.2f}",
             _worst(summary.worst_to_best),
+            *(_mean_and_worst(summary, peer) for peer in result.peers()),
             _worst(summary.worst_to_normal),
         ]
         for summary in result.summaries()
     ]
-    header = ["scores", "implementation", "÷ best peer, mean", "÷ best peer, worst cell", "÷ normal scores, worst cell"]
-    peers = ", ".join(label_of(peer) for peer in result.peers())
-    return f"{table(header, rows, numbers_from=2)}\n\nPeers: {peers}. {_machine(result.environment)}."
+    header = ["scores", "implementation", "÷ best peer, mean", "÷ best peer, worst cell"]
+    header += [f"÷ {label_of(peer)}, mean (worst)" for peer in result.peers()]
+    text = table([*header, "÷ normal scores, worst cell"], rows, numbers_from=2)
+    return f"{text}\n\n{_machine(result.environment)}."
+
+
+def _mean_and_worst(summary: KindSummary, peer: str) -> str:
+    mean, worst = summary.means[peer], summary.worsts[peer]
+    return "–" if mean is None or worst is None else f"{mean:.2f} ({worst.ratio:.2f})"
 
 
 def _worst(worst: Worst | None) -> str:

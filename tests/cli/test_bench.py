@@ -40,7 +40,7 @@ def fake_gpu(monkeypatch):
     """A machine with a GPU whose every time is written down."""
     machine = FakeMachine()
     monkeypatch.setattr(command, "gpu_available", lambda: True)
-    monkeypatch.setattr(command, "GPUMachine", lambda rounds: machine)
+    monkeypatch.setattr(command, "GPUMachine", lambda **_: machine)
     monkeypatch.setattr(command, "_implementations", lambda config, families, peers: THREE)
     return machine
 
@@ -210,7 +210,7 @@ def test_a_function_in_this_directory_is_timed_beside_the_others(monkeypatch, tm
     machine = FakeMachine()
     machine.times_ms = {OURS: 2.0, "my_peers:attention": 3.0}
     monkeypatch.setattr(command, "gpu_available", lambda: True)
-    monkeypatch.setattr(command, "GPUMachine", lambda rounds: machine)
+    monkeypatch.setattr(command, "GPUMachine", lambda **_: machine)
     monkeypatch.setattr(command, "prepare_ours", lambda inputs, config: THREE[OURS](inputs))
     monkeypatch.setattr(command, "installed", lambda peers: ([], {}))
     code, out, error = flashwright(

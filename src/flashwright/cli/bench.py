@@ -25,7 +25,7 @@ from flashwright.runtime.devices import GPUError, gpu_available
 from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.cache_cells import cache_cells, usual_cells
 from flashwright.workbench.bench.figures import plot_files, save_figure
-from flashwright.workbench.bench.gpu_machine import ROUNDS, GPUMachine, prepare_ours
+from flashwright.workbench.bench.gpu_machine import LAUNCHES, ROUNDS, GPUMachine, prepare_ours
 from flashwright.workbench.bench.grid import D_HEADS, LENGTHS, MASKS, Cell, grid, length_text
 from flashwright.workbench.bench.grid_plot import OPERATION_TITLES, grid_figure
 from flashwright.workbench.bench.measure import Prepare, measure
@@ -126,6 +126,14 @@ def bench(
     rounds: Annotated[
         int | None, typer.Option(help="Turns of each; its time is the median of them.", show_default=str(ROUNDS))
     ] = None,
+    replay_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="How long a turn lasts: as many launches as fill it. Short turns make large grids affordable; in long "
+            "ones each implementation runs at the clock that its own power allows.",
+            show_default=f"{LAUNCHES} launches",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the result to a .png or .svg file, or both into a directory.")
@@ -153,6 +161,7 @@ def bench(
         "hidden": hidden, "keys": keys, "pages": pages, "uneven": uneven or None,
         "batch": batch, "heads": heads, "kv_heads": kv_heads, "scores": scores, "family": family,
         "config": config, "peers": peers, "peer": peer, "rounds": rounds,
+        "replay_ms": replay_ms,
     }  # fmt: skip
     given = {name: value for name, value in arguments.items() if value is not None and value != []}
     pictures = plot_files(plot, "bench") if plot else []
@@ -206,7 +215,7 @@ def _measured(given: dict[str, Any]) -> BenchResult:
     families = _families(given, chosen)
     peers, missing = installed(chosen_peers(_names(given.get("peers", ()))))
     peers += _own_peers(given.get("peer", ()))
-    machine = GPUMachine(rounds=given.get("rounds", ROUNDS))
+    machine = GPUMachine(rounds=given.get("rounds", ROUNDS), replay_ms=given.get("replay_ms"))
     _require_gpu()
     with progress_bar("measuring", len(cells)) as advance:
         results, complete = measure(machine, cells, _implementations(chosen, families, peers), advance=advance)

@@ -148,6 +148,8 @@ def test_kinds_are_summed_up_for_each_family_beside_the_best_peer_and_beside_nor
     assert (hopper.worst_to_normal.ratio, hopper.worst_to_normal.cell.length) == (0.5, 1024)
     assert found[ours_of("ampere"), "normal"].mean_to_best == pytest.approx(0.75)
     assert found[ours_of("ampere"), "normal"].means["sdpa-fa2"] == pytest.approx(1.25)
+    of_fa2 = found[ours_of("ampere"), "sink"].worsts["sdpa-fa2"]
+    assert (of_fa2.ratio, of_fa2.cell.length) == (pytest.approx(0.625), 1024)
     assert found[ours_of("hopper"), "normal"].worst_to_normal.ratio == 1
 
 
@@ -413,6 +415,18 @@ def test_every_implementation_has_as_many_turns_as_there_are_rounds_and_one_to_w
     cuda = FakeCuda(monkeypatch)
     GPUMachine(rounds=rounds).gpu_times_ms({"one": Prepared(partial(cuda.launch, "one", 1.0))})
     assert cuda.replays == [("one", gpu_machine.LAUNCHES)] * (rounds + 1)
+
+
+def test_a_turn_has_as_many_launches_as_fill_the_time_that_is_given(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    GPUMachine(rounds=1, replay_ms=4).gpu_times_ms({"one": Prepared(partial(cuda.launch, "one", 0.5))})
+    assert cuda.replays == [("one", 8)] * 2
+
+
+@pytest.mark.parametrize("replay_ms", [0, -1, math.inf, math.nan])
+def test_a_turn_of_no_time_or_of_no_end_is_refused(replay_ms):
+    with pytest.raises(ValueError, match=f"replay_ms: {replay_ms} is not allowed"):
+        GPUMachine(replay_ms=replay_ms)
 
 
 def test_no_rounds_are_refused():

@@ -1,4 +1,4 @@
-"""The model of guesses beside the kernel: as many blocks are computed twice."""
+"""The model of guesses beside the kernels: as many blocks are computed twice, and as many steps rescale O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from flashwright import parse_config, simulate_forward
 from flashwright.problem.dtypes import NUMPY_DTYPES, DType
-from flashwright.workbench.bench.guesses import guesses
+from flashwright.workbench.bench.guesses import guesses, rescales
 
 ROWS, KEYS, D_HEAD, B_C = 128, 320, 64, 32
 
@@ -50,4 +50,27 @@ def test_scores_that_rise_slowly_are_lifted_now_and_then():
     q, k, _ = inputs(DType.BF16, 1, 12)
     found = guesses(scores_of(q, k), DType.BF16, B_C)
     assert found.overflowed == found.with_care == 0
-    assert 0 < found.lifted < found.steps
+    assert 0 < found.lifted < found.corrected == found.steps
+
+
+@pytest.mark.parametrize(("dtype", "per_block"), [(DType.BF16, 12), (DType.FP16, 5)], ids=str)
+def test_lazy_softmax_rescales_when_scores_have_risen_by_what_its_dtype_holds(dtype, per_block):
+    """Nine steps up by 12 in the exponent of 2 pass 40 above the reference twice; by 5 in fp16, 15 twice."""
+    blocks = np.repeat(np.arange(10)[::-1] * float(per_block), B_C)
+    found = rescales(np.tile(blocks, (64, 1)), dtype, B_C, warp_rows=32)
+    assert (found.steps, found.rescaled) == (2 * 9, 2 * 2)
+
+
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16], ids=str)
+def test_as_many_steps_rescale_as_the_model_says(dtype):
+    """Each takes the same number of instructions more, but for one or two where some rows stay as they are."""
+    options = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+reversed+mma_sum+lazy"
+    config = parse_config(f"({dtype.name}, 64, 64, {B_C}, 4): {options}")
+    executed, rescaled = [], []
+    for slope in (0, 4, 12, 40):
+        q, k, v = inputs(dtype, 1, slope)
+        executed.append(simulate_forward(config, q, k, v).run.counters.executed)
+        rescaled.append(rescales(scores_of(q, k), dtype, B_C, warp_rows=16).rescaled)
+    assert rescaled[0] == 0 < rescaled[1] < rescaled[3]
+    instructions = (executed[3] - executed[0]) / rescaled[3]
+    assert [round((count - executed[0]) / instructions) for count in executed] == rescaled

@@ -136,11 +136,12 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     }
 
     // Whether one of a thread's scores is so far above what its row's exponentials are relative to that it might
-    // overflow 16 bits. Until then the old reference serves as well: the final division cancels it. But where the sum is
-    // of exponentials before rounding, that of a key that dominates the row should be exactly one, or its rounding shows
-    // in O: one that exceeds the thread's part of the sum.
+    // overflow: fp16 itself, or fp32 when V is large, whose exponents bf16 has. Until then the old reference serves as
+    // well: the final division cancels it. But where the sum is of exponentials before rounding, that of a key that
+    // dominates the row should be exactly one, or its rounding shows in O: one that exceeds the thread's part of the
+    // sum.
     DEVICE bool outgrown(int m, int half, float score) const {
-        constexpr float log2_most = 8;
+        constexpr float log2_most = Policy::dtype == DType::BF16 ? 40 : 15;
         const float unit = Policy::optimized ? scale : log2_e; // scores are scaled already if not optimised
         const float difference = (score - row_max[m][half]) * unit;
         const bool dominates =

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -99,10 +100,13 @@ def _backward_chosen_for(q: Any, k: Any, causal: bool, family: str | None) -> Ke
 
 
 class GPUMachine:
-    def __init__(self, device: str = "cuda", *, rounds: int = ROUNDS) -> None:
+    def __init__(self, device: str = "cuda", *, rounds: int = ROUNDS, replay_ms: float | None = None) -> None:
+        """`replay_ms`: how long a turn lasts; None: `LAUNCHES` launches."""
         if rounds < 1:
             raise ValueError(f"rounds: {rounds} is not allowed; allowed: 1 or more")
-        self._device, self._rounds = device, rounds
+        if replay_ms is not None and not 0 < replay_ms < math.inf:
+            raise ValueError(f"replay_ms: {replay_ms} is not allowed; allowed: more than 0 milliseconds")
+        self._device, self._rounds, self._replay_ms = device, rounds, replay_ms
         self._stream: Any = None
 
     def inputs(self, cell: Cell) -> Inputs:
@@ -180,10 +184,15 @@ class GPUMachine:
         with self._on_its_stream():
             for name, implementation in prepared.items():
                 try:
-                    captured[name] = capture(implementation.run, self._stream, LAUNCHES)
+                    captured[name] = self._captured(implementation.run)
                 except Exception as error:  # an implementation that cannot be captured in a CUDA graph
                     failures[name] = reason(error)
             return replay_times_ms(captured, self._stream, rounds=self._rounds), failures
+
+    def _captured(self, run: Callable[[], None]) -> CapturedCall:
+        if self._replay_ms is None:
+            return capture(run, self._stream, LAUNCHES)
+        return capture(run, self._stream, None, replay_ms=self._replay_ms)
 
     def host_us(self, prepared: Prepared, gpu_ms: float) -> float:
         calls = max(FEWEST_HOST_CALLS, min(MOST_HOST_CALLS, round(HOST_REPEAT_MS / gpu_ms)))

@@ -1,7 +1,8 @@
-"""What becomes of the guesses of the Hopper kernel's softmax on given scores: a model of guessing_softmax.cuh.
+"""How often references follow the scores: a model of the softmax that guesses and of the one that rescales lazily.
 
-A warpgroup of 64 rows visits blocks of keys from the last to the first. The model follows the references and the sums
-of its rows, in float64, by the kernel's rules; it computes no output.
+A warpgroup of the Hopper kernel, or a warp of the Ampere kernel, visits blocks of keys from the last to the first. The
+model follows the references and the sums of its rows, in float64, by the kernels' rules (guessing_softmax.cuh,
+softmax.cuh); it computes no output.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ LANES = 4
 MOST = {DType.BF16: 2.0**40, DType.FP16: 2.0**6}
 OVERFLOWING = {DType.BF16: 2.0**96, DType.FP16: 2.0**15}
 HEADROOM = {DType.BF16: 24, DType.FP16: 0}
+LOG2_MOST_LAZY = {DType.BF16: 40.0, DType.FP16: 15.0}
 
 
 @dataclass
@@ -31,6 +33,8 @@ class Guesses:
     """In which the reference of some row was lifted."""
     overflowed: int = 0
     """Whose scores were computed twice."""
+    corrected: int = 0
+    """Without care, in which a step dominates some thread's part of a row: it looks for its largest exponential."""
     with_care: int = 0
     """That searched for maxima because an earlier step of the tile overflowed."""
 
@@ -38,6 +42,7 @@ class Guesses:
         self.steps += other.steps
         self.lifted += other.lifted
         self.overflowed += other.overflowed
+        self.corrected += other.corrected
         self.with_care += other.with_care
 
 
@@ -76,12 +81,49 @@ def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int) -> Guesses:
             raised = np.where(raises, part.max(axis=1), reference)
             sums *= _power(reference - raised)[:, None]
             reference = raised
-        sums += _lane_sums(_exponentials(part, reference))
+        step_sums = _lane_sums(_exponentials(part, reference))
+        found.corrected += guessed and not overflowed and bool((step_sums > 2 * sums).any())
+        sums += step_sums
         largest = sums.max(axis=1)
         lifts = largest > MOST[dtype]
         found.lifted += guessed and bool(lifts.any())
         by = np.where(lifts, np.floor(np.log2(np.maximum(largest, 1))) + HEADROOM[dtype], 0)
         sums, reference = sums * _power(-by)[:, None], reference + by
+    return found
+
+
+@dataclass
+class Rescales:
+    """Steps of warps whose rows all have a reference, and those in which O is rescaled."""
+
+    steps: int = 0
+    rescaled: int = 0
+
+    def add(self, other: Rescales) -> None:
+        self.steps += other.steps
+        self.rescaled += other.rescaled
+
+
+def rescales(scores: np.ndarray, dtype: DType, block_keys: int, warp_rows: int) -> Rescales:
+    """The same of the lazy softmax whose sums are of rounded exponentials, which no key dominates."""
+    found = Rescales()
+    for first in range(0, len(scores), warp_rows):
+        found.add(_rescales_of_warp(scores[first : first + warp_rows], dtype, block_keys))
+    return found
+
+
+def _rescales_of_warp(scores: np.ndarray, dtype: DType, block_keys: int) -> Rescales:
+    rows, keys = scores.shape
+    reference, found = np.full(rows, -np.inf), Rescales()
+    for block in range((keys - 1) // block_keys, -1, -1):
+        maxima = scores[:, block * block_keys : (block + 1) * block_keys].max(axis=1)
+        has_reference = np.isfinite(reference)
+        with np.errstate(invalid="ignore"):
+            grows = maxima - reference > LOG2_MOST_LAZY[dtype]
+        if has_reference.all():
+            found.steps += 1
+            found.rescaled += bool(grows.any())
+        reference = np.where(grows, maxima, reference)
     return found
 
 

@@ -124,6 +124,8 @@ class KindSummary:
     name: str
     means: Mapping[str, float | None]
     """The geometric mean of the ratios to each peer."""
+    worsts: Mapping[str, Worst | None]
+    """The cell in which the ratio to each peer is least."""
     mean_to_best: float | None
     """The geometric mean of the ratios to the fastest peer of each cell."""
     worst_to_best: Worst | None
@@ -135,6 +137,7 @@ class KindSummary:
             "scores": self.scores,
             "implementation": self.name,
             "means": dict(self.means),
+            "worsts": {peer: None if worst is None else worst.to_dict() for peer, worst in self.worsts.items()},
             "mean_to_best_peer": self.mean_to_best,
             "worst_to_best_peer": None if self.worst_to_best is None else self.worst_to_best.to_dict(),
             "worst_to_normal": None if self.worst_to_normal is None else self.worst_to_normal.to_dict(),
@@ -195,6 +198,7 @@ class BenchResult:
             kind,
             name,
             {peer: mean_ratio(cells, peer, name) for peer in self.peers()},
+            {peer: Worst.of((each.ratio(peer, name), each.cell) for each in cells) for peer in self.peers()},
             geometric_mean(ratio for ratio, _ in to_best if ratio is not None),
             Worst.of(to_best),
             Worst.of(self._ratios_to_normal(name, cells)),

@@ -42,15 +42,22 @@ class CapturedCall:
     launches: int
 
 
-def capture(call: Callable[[], Any], stream: Any, launches: int | None = LAUNCHES_PER_GRAPH) -> CapturedCall:
-    """A call as a graph on a stream; what it compiles and loads on first use happens outside."""
+def capture(
+    call: Callable[[], Any],
+    stream: Any,
+    launches: int | None = LAUNCHES_PER_GRAPH,
+    *,
+    replay_ms: float = REPLAY_MS,
+) -> CapturedCall:
+    """A call as a graph of launches on a stream (None: as many as fill `replay_ms`); what it compiles and loads on
+    first use happens outside."""
     import torch
 
     with torch.cuda.stream(stream):
         call()
         torch.cuda.synchronize()
         if launches is None:
-            launches = launches_for(_one_call_ms(call, stream))
+            launches = launches_for(_one_call_ms(call, stream), replay_ms=replay_ms)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(launches):

@@ -63,8 +63,8 @@ class FlashForwardKernelConfig:
     two_kv_stages: bool = False
     """Two K and two V blocks in shared memory: both of the next step are copied while this one is computed."""
     lazy_rescale: bool = False
-    """Rescale O only when a row's maximum has grown by more than 2^8 in the exponential, or when a key dominates the
-    row, where sums are of exponentials before rounding (without `mma_row_sum`)."""
+    """Rescale O only when a row's maximum has grown by more than 2^40 in the exponential (2^15 in fp16), or when a key
+    dominates the row, where sums are of exponentials before rounding (without `mma_row_sum`)."""
     keep_order: bool = False
     """Hold the assembler to the kernel's order of loads and products."""
 

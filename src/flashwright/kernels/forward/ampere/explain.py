@@ -72,8 +72,8 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "one K and one V block in shared memory, with two barriers a step",
     ),
     "lazy_rescale": (
-        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential, or, without "
-        "mma_row_sum, a key dominates the row",
+        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁴⁰ in the exponential (2¹⁵ in "
+        "FP16), or, without mma_row_sum, a key dominates the row",
         "O is rescaled in every step",
     ),
     "keep_order": (

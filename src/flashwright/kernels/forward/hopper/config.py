@@ -36,8 +36,8 @@ class HopperForwardKernelConfig:
     persistent: bool = False
     """As many thread blocks as the GPU has multiprocessors, each computing many tiles; the producer runs ahead."""
     lazy_rescale: bool = False
-    """Rescale O only when a row's maximum has grown by more than 2^8 in the exponential, or when a key dominates the
-    row: sums are of exponentials before rounding."""
+    """Rescale O only when a row's maximum has grown by more than 2^40 in the exponential (2^15 in fp16), or when a key
+    dominates the row: sums are of exponentials before rounding."""
     guesses_maxima: bool = False
     """Take exponentials relative to a reference found in a row's first keys, without a search for maxima. Where sums
     grow large, the reference is lifted by a power of two; where exponentials overflow, the scores are computed again,

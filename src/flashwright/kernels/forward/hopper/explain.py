@@ -63,8 +63,8 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "one thread block per tile of Q; each starts with nothing in shared memory",
     ),
     "lazy_rescale": (
-        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁸ in the exponential, or a key "
-        "dominates the row; only then do lanes exchange maxima",
+        "O is rescaled only when a row's maximum has grown by more than a factor of 2⁴⁰ in the exponential (2¹⁵ in "
+        "FP16), or a key dominates the row; only then do lanes exchange maxima",
         "lanes exchange maxima and O is rescaled in every step",
     ),
     "guesses_maxima": (
