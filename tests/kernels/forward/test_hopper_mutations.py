@@ -216,18 +216,13 @@ SOURCE_MUTATIONS = {
     "K is released before it is known that exponentials did not overflow": SourceMutation(
         CONSUMER,
         {
-            "softmax.exponentiate(S, sums);": "shared.K(K_place.stage).release(); softmax.exponentiate(S, sums);",
-            f"""{FINISH_SCORES}
-        finish_output();
-        if (!has_grown)""": f"""if constexpr (with_care) {{
-            {FINISH_SCORES}
-        }} else {{
+            "const auto sums = softmax": "shared.K(K_place.stage).release(); const auto sums = softmax",
+            f"""if constexpr (!with_care)
+            {FINISH_SCORES}""": """if constexpr (!with_care) {
             K_place.advance();
             if (step + 1 == work.keys.count)
                 Q().release();
-        }}
-        finish_output();
-        if (!has_grown)""",
+        }""",
         },
         run_overflowing,
         set(OVERWRITTEN),
@@ -253,7 +248,9 @@ SOURCE_MUTATIONS = {
         UNFINISHED,
     ),
     "exponentials that overflow are kept": SourceMutation(
-        SOFTMAX, {"return sums[0] >= overflowing || sums[1] >= overflowing;": "return false;"}, run_overflowing
+        SOFTMAX,
+        {"return sums.of[0].sum >= overflowing || sums.of[1].sum >= overflowing;": "return false;"},
+        run_overflowing,
     ),
     "a reference is lifted, and O is not rescaled": SourceMutation(
         SOFTMAX, {"        rescales_O = true;\n": ""}, run_rising

@@ -50,7 +50,8 @@ def test_scores_that_rise_slowly_are_lifted_now_and_then():
     q, k, _ = inputs(DType.BF16, 1, 12)
     found = guesses(scores_of(q, k), DType.BF16, B_C)
     assert found.overflowed == found.with_care == 0
-    assert 0 < found.lifted < found.corrected == found.steps
+    assert 0 < found.lifted < found.steps
+    assert found.corrected < found.steps
 
 
 @pytest.mark.parametrize(("dtype", "per_block"), [(DType.BF16, 12), (DType.FP16, 5)], ids=str)

@@ -15,8 +15,8 @@
 //
 // The sum is of exponentials before rounding, and divides a product of rounded ones. Where one key dominates a row, its
 // rounding would remain in O, but for a reference that makes it exactly one. So where a step adds more than twice a
-// thread's sum so far, what rounding adds to its largest exponential is added up too. The log-sum-exp is of the sum
-// without.
+// thread's sum so far, nearly all of it in every other tile of eight keys, what rounding adds to its largest exponential
+// is added up too. The log-sum-exp is of the sum without.
 //
 // The policy, a struct of constants:
 //   dtype             of the exponentials when they are an operand of the next product.
@@ -35,9 +35,19 @@ template <class Policy> struct GuessingSoftmax {
     // lie above the scores by some, for scores that rise from block to block.
     static constexpr bool wide = Policy::dtype == DType::BF16;
     static constexpr float most = wide ? 0x1p40f : 0x1p6f, overflowing = wide ? 0x1p96f : 0x1p15f;
+    static constexpr float log2_overflowing = wide ? 96 : 15;
     static constexpr int headroom = wide ? 24 : 0;
 
-    using StepSums = float[halves];
+    // What a thread's exponentials of a row add up to in a step; and whether even or odd tiles have so much more of it
+    // than the others that one of them may dominate the step.
+    struct StepSum {
+        float sum;
+        bool has_peak;
+    };
+    struct StepSums {
+        StepSum of[halves];
+    };
+    static constexpr float peak_ratio = 16;
 
     float reference[halves];     // in units of log2(e)·scale; minus infinity: no key so far
     float row_sum[halves] = {};  // of exponentials, before rounding: a thread's part
@@ -56,8 +66,9 @@ template <class Policy> struct GuessingSoftmax {
         for (int half = 0; half < halves; ++half) {
             const float maximum = thread_maximum(S[0], half);
             reference[half] = quad_max(maximum) * scale;
-            row_sum[half] = exponentiate(S[0], half);
-            rounding[half] = rounding_of(exponential(maximum, finite(reference[half])));
+            const StepSum found = exponentiate(S[0], half);
+            row_sum[half] = found.sum;
+            rounding[half] = found.has_peak ? rounding_of(exponential(maximum, finite(reference[half]))) : 0;
         }
     }
 
@@ -69,34 +80,35 @@ template <class Policy> struct GuessingSoftmax {
         for (int half = 0; half < halves; ++half) {
             const float maximum = thread_maximum(S[0], half);
             any_raised |= raise_reference(half, quad_max(maximum) * scale, in_first_blocks[half]);
-            const float sum = exponentiate(S[0], half);
+            const StepSum found = exponentiate(S[0], half);
             const float largest = exponential(maximum, finite(reference[half]));
-            rounding[half] += dominates(sum, half) ? rounding_of(largest) : 0;
-            row_sum[half] += sum;
+            rounding[half] += dominates(found, half) ? rounding_of(largest) : 0;
+            row_sum[half] += found.sum;
         }
         rescales_O |= (bool)__any_sync(all_lanes, any_raised);
         return __any_sync(all_lanes, exceeds_most());
     }
 
     // Without care, and without adding them up.
-    template <int column_tiles> DEVICE void exponentiate(float (&S)[1][column_tiles][4], StepSums &sums) const {
-#pragma unroll
-        for (int half = 0; half < halves; ++half)
-            sums[half] = exponentiate(S[0], half);
+    template <int column_tiles> DEVICE StepSums exponentiate(float (&S)[1][column_tiles][4]) const {
+        return {exponentiate(S[0], 0), exponentiate(S[0], 1)};
     }
-    static DEVICE bool overflows(const StepSums &sums) { return sums[0] >= overflowing || sums[1] >= overflowing; }
+    static DEVICE bool overflows(const StepSums &sums) {
+        return sums.of[0].sum >= overflowing || sums.of[1].sum >= overflowing;
+    }
 
     // Adds them up, and returns the same.
     template <int column_tiles> DEVICE bool accept(const StepSums &sums, const float (&S)[1][column_tiles][4]) {
-        const bool dominant[halves] = {dominates(sums[0], 0), dominates(sums[1], 1)};
-        row_sum[0] += sums[0];
-        row_sum[1] += sums[1];
+        const bool dominant[halves] = {dominates(sums.of[0], 0), dominates(sums.of[1], 1)};
+        row_sum[0] += sums.of[0].sum;
+        row_sum[1] += sums.of[1].sum;
         if (!__any_sync(all_lanes, dominant[0] || dominant[1] || exceeds_most()))
             return false;
+        const bool any_grown = __any_sync(all_lanes, exceeds_most());
 #pragma unroll
         for (int half = 0; half < halves; ++half)
             rounding[half] += dominant[half] ? rounding_of(largest_exponential(S[0], half)) : 0;
-        return __any_sync(all_lanes, exceeds_most());
+        return any_grown;
     }
 
     // When the product that was under way is in O.
@@ -146,21 +158,23 @@ template <class Policy> struct GuessingSoftmax {
     }
     DEVICE float exponential(float score, float relative_to) const { return exp2_approx(score * scale - relative_to); }
     static DEVICE float rounding_of(float exponential) { return rounded<Policy::dtype>(exponential) - exponential; }
-    DEVICE bool dominates(float sum, int half) const { return sum > 2 * row_sum[half]; }
+    DEVICE bool dominates(const StepSum &found, int half) const {
+        return found.has_peak && found.sum > 2 * row_sum[half];
+    }
     DEVICE bool exceeds_most() const { return row_sum[0] > most || row_sum[1] > most; }
     // Whether the row had a smaller reference.
     DEVICE bool raise_reference(int half, float maximum, bool in_first_blocks) {
         const bool has_none = reference[half] == negative_infinity;
-        const bool overflows = exp2_approx(maximum - finite(reference[half])) >= overflowing;
+        const bool overflows = maximum - finite(reference[half]) >= log2_overflowing;
         const bool raises = maximum > reference[half] && (has_none || in_first_blocks || overflows);
         shrink(half, raises && !has_none ? exp2_approx(reference[half] - maximum) : 1);
         reference[half] = raises ? maximum : reference[half];
         return raises && !has_none;
     }
-    template <int column_tiles> DEVICE float exponentiate(float (&S)[column_tiles][4], int half) const {
+    template <int column_tiles> DEVICE StepSum exponentiate(float (&S)[column_tiles][4], int half) const {
         constexpr int delay = Policy::spreads_chains ? 2 : 0;
         const float relative_to = finite(reference[half]);
-        float sum = 0;
+        float sums[2] = {}; // of even and of odd tiles
 #pragma unroll
         for (int n = 0; n < column_tiles + delay; ++n) {
             if (n < column_tiles)
@@ -168,29 +182,31 @@ template <class Policy> struct GuessingSoftmax {
                 for (int i = 2 * half; i < 2 * half + 2; ++i)
                     S[n][i] = exponential(S[n][i], relative_to);
             if (n >= delay)
-                sum += S[n - delay][2 * half] + S[n - delay][2 * half + 1];
+                sums[n % 2] += S[n - delay][2 * half] + S[n - delay][2 * half + 1];
         }
-        return sum;
+        return {sums[0] + sums[1], sums[0] > peak_ratio * sums[1] || sums[1] > peak_ratio * sums[0]};
     }
     DEVICE void shrink(int half, float factor) {
         row_sum[half] *= factor;
         rounding[half] *= factor;
         O_factor[half] *= factor;
     }
+    // Of two chains: exponentials wait for it.
     template <int column_tiles> static DEVICE float thread_maximum(const float (&S)[column_tiles][4], int half) {
-        float maximum = negative_infinity;
+        float maximum[2] = {negative_infinity, negative_infinity};
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n)
-            maximum = fmaxf(maximum, fmaxf(S[n][2 * half], S[n][2 * half + 1]));
-        return maximum;
+            maximum[n % 2] = fmaxf(maximum[n % 2], fmaxf(S[n][2 * half], S[n][2 * half + 1]));
+        return fmaxf(maximum[0], maximum[1]);
     }
     // Floats that are not negative are in the order of their bits, and integers have a maximum of three in one
     // instruction.
     template <int column_tiles> static DEVICE float largest_exponential(const float (&S)[column_tiles][4], int half) {
-        int largest = 0;
+        int largest[2] = {0, 0};
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n)
-            largest = max(max(largest, __float_as_int(S[n][2 * half])), __float_as_int(S[n][2 * half + 1]));
-        return __int_as_float(largest);
+            largest[n % 2] =
+                max(max(largest[n % 2], __float_as_int(S[n][2 * half])), __float_as_int(S[n][2 * half + 1]));
+        return __int_as_float(max(largest[0], largest[1]));
     }
 };

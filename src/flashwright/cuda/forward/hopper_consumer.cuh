@@ -250,12 +250,13 @@ struct Consumer {
         bool overflowed = false, has_grown;
         start_products();
         pin_registers(S[0]);
+        if constexpr (with_care) // K is not needed again
+            finish_scores(step + 1 == work.keys.count);
         cap_and_mask<with_care>(work, step);
         if constexpr (with_care) {
             has_grown = exponentiate_with_care(work, softmax, S, step); // @phase softmax
         } else {
-            float sums[halves];
-            softmax.exponentiate(S, sums); // @phase softmax
+            const auto sums = softmax.exponentiate(S); // @phase softmax
             overflowed = any_of_warpgroup(softmax.overflows(sums));
             if (overflowed) {
                 await_output();
@@ -274,7 +275,8 @@ struct Consumer {
             softmax.rescale(O); // @phase rescale O
             softmax.lift_references();
         }
-        finish_scores(step + 1 == work.keys.count);
+        if constexpr (!with_care)
+            finish_scores(step + 1 == work.keys.count);
         finish_output();
         if (!has_grown)
             softmax.rescale(O); // @phase rescale O

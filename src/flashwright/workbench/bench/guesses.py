@@ -20,6 +20,7 @@ LANES = 4
 MOST = {DType.BF16: 2.0**40, DType.FP16: 2.0**6}
 OVERFLOWING = {DType.BF16: 2.0**96, DType.FP16: 2.0**15}
 HEADROOM = {DType.BF16: 24, DType.FP16: 0}
+PEAK_RATIO = 16.0
 LOG2_MOST_LAZY = {DType.BF16: 40.0, DType.FP16: 15.0}
 
 
@@ -34,7 +35,7 @@ class Guesses:
     overflowed: int = 0
     """Whose scores were computed twice."""
     corrected: int = 0
-    """Without care, in which a step dominates some thread's part of a row: it looks for its largest exponential."""
+    """Without care, in which a key may dominate some thread's part of a row: it looks for its largest exponential."""
     with_care: int = 0
     """That searched for maxima because an earlier step of the tile overflowed."""
 
@@ -81,8 +82,10 @@ def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int) -> Guesses:
             raised = np.where(raises, part.max(axis=1), reference)
             sums *= _power(reference - raised)[:, None]
             reference = raised
-        step_sums = _lane_sums(_exponentials(part, reference))
-        found.corrected += guessed and not overflowed and bool((step_sums > 2 * sums).any())
+        exponentials = _exponentials(part, reference)
+        step_sums = _lane_sums(exponentials)
+        corrects = (step_sums > 2 * sums) & _has_peak(exponentials)
+        found.corrected += guessed and not overflowed and bool(corrects.any())
         sums += step_sums
         largest = sums.max(axis=1)
         lifts = largest > MOST[dtype]
@@ -135,6 +138,14 @@ def _power(exponents: np.ndarray) -> np.ndarray:
     """Of 2; infinite where fp32 is, and one for the difference of two infinities."""
     exponents = np.nan_to_num(exponents, nan=0.0, posinf=np.inf, neginf=-np.inf)
     return np.where(exponents >= 128, np.inf, np.exp2(np.minimum(exponents, 127.0)))
+
+
+def _has_peak(exponentials: np.ndarray) -> np.ndarray:
+    """By lane: whether even or odd tiles of eight keys have nearly all of a step's sum."""
+    tiles = exponentials.reshape(len(exponentials), -1, LANES * 2)
+    even, odd = (_lane_sums(tiles[:, first::2].reshape(len(exponentials), -1)) for first in (0, 1))
+    peak: np.ndarray = (even > PEAK_RATIO * odd) | (odd > PEAK_RATIO * even)
+    return peak
 
 
 def _lane_sums(exponentials: np.ndarray) -> np.ndarray:
