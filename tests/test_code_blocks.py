@@ -126,6 +126,8 @@ SMALLER = {
     "bench": ("--seqlen", "512", "--d-head", "128", "--rounds", "2"), "tune": ("--limit", "4"),
 }  # fmt: skip
 """The same commands on fewer problems: whole grids and searches take minutes."""
+OF_RESULTS = re.compile(r"flashwright tune (show|export|import|clear)\b")
+"""What handles results of searches, and searches nothing."""
 FEWER_KEYS = ("--keys", "1024", "--rounds", "2")
 """The same for a benchmark of decoding."""
 
@@ -141,7 +143,8 @@ def commands(*, of_tutorial: bool) -> list[object]:
 
 def marks(command: str) -> list[pytest.MarkDecorator]:
     """What times kernels needs a GPU."""
-    needs_gpu = re.match(r"flashwright (bench|tune|warm-up)\b", command) and not re.search(r"--from|--arch", command)
+    times = re.match(r"flashwright (bench|tune|warm-up)\b", command) and not OF_RESULTS.match(command)
+    needs_gpu = times and not re.search(r"--from|--arch", command)
     return [pytest.mark.gpu] if needs_gpu else []
 
 
@@ -161,7 +164,8 @@ def arguments_of(command: str) -> list[str]:
         return ["make", "--dry-run", "--directory", str(ROOT), *rest]
     if first == "flashwright":
         smaller = FEWER_KEYS if rest[0] == "bench" and "decode" in rest else SMALLER.get(rest[0], ())
-        return [sys.executable, "-m", "flashwright", *rest, *(() if "--from" in rest else smaller)]
+        measures_nothing = "--from" in rest or OF_RESULTS.match(command)
+        return [sys.executable, "-m", "flashwright", *rest, *(() if measures_nothing else smaller)]
     if first in ("python", ".venv/bin/python") and rest[0].endswith(".py"):
         return [sys.executable, str(ROOT / rest[0]), "--help"]
     if first == "torchrun":
