@@ -73,6 +73,24 @@ def test_a_lock_that_whole_blocks_poll_through_barriers() -> None:
     assert done.counters.barriers < 2_000
 
 
+def test_blocks_that_count_their_polls_through_barriers_let_later_ones_start() -> None:
+    """Their registers differ from round to round, so that only what they achieve tells that they wait."""
+    out, done = run(
+        """__shared__ int seen;
+        if (b == n - 1) { if (t == 0) atomicExch((int *)state, 1); return; }
+        for (int tries = 1;; ++tries) {
+            if (t == 0) seen = atomicAdd((int *)state, 0);
+            __syncthreads();
+            const int found = seen;
+            __syncthreads();
+            if (found) { if (t == 0) out[b] = tries; break; }
+        }""",
+        blocks=9,
+    )
+    assert (out[:8] > 1).all()
+    assert done.counters.barriers < 100_000
+
+
 def test_many_rounds_through_a_grid_barrier() -> None:
     out, done = run(
         """for (int round = 1; round <= 5; ++round) {

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ..wave import Wave
 
 # Backward jumps of a wave from one look to the next: more and more, because most loops are no spins.
-_FIRST_INTERVAL, _LAST_INTERVAL = 64, 1024
+_FIRST_INTERVAL, _LAST_INTERVAL = 64, 256
 # A loop may jump back several times in one round.
 _JUMPS_COMPARED = 8
 # Writes after which a group is taken not to spin, without a comparison.
 _MOST_WRITES = 64
 # Looks without any progress of the wave after which other thread blocks get a chance; twice as many where barriers
 # complete, which they also do in loops that wait for another block.
-_FRUITLESS_LOOKS = 20
+_FRUITLESS_LOOKS = 8
 _LOOK, _LOOK_WITH_BARRIERS = 2, 1
 # What these do is seen in neither registers nor memory.
 _EFFECTS = (
