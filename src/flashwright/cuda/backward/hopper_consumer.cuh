@@ -196,6 +196,9 @@ struct Consumer {
         dO(step).release(); // @operand dO
         wgmma_wait_group<0>();
         pin_registers(dK[0]);
+        // With one stage, the note that all lanes have read for dQ is written over behind this release.
+        if constexpr (cfg::Q_stages == 1)
+            __syncwarp();
         Q(step).release(); // @operand Q
     }
 
