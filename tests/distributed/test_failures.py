@@ -13,8 +13,8 @@ from rank_processes import outcomes
 @pytest.mark.parametrize("how", ["kernel", "argument", "exit", "disagreement"])
 def test_a_failure_of_one_rank_is_an_error_of_all(how):
     began = time.perf_counter()
-    found = outcomes(3, call_that_fails_on, 1, how)
-    assert time.perf_counter() - began < 40, "ranks waited for the group's timeout, 60 s"
+    found = outcomes(3, call_that_fails_on, 1, how, timeout_s=240)
+    assert time.perf_counter() - began < 200, "ranks waited for the group's timeout, 240 s"
     kinds = [kind for kind, _ in found]
     if how == "exit":
         assert kinds == ["RankFailure", "Died", "RankFailure"]
