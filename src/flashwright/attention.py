@@ -263,7 +263,12 @@ def choice(
     "requested": by `config`), `reason`, and `explain_command`, which shows all there is to know about the kernel.
     """
     options = AttentionOptions.of(causal, window, None, softcap)
+    for name, x in (("q", q), ("k", k)):
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            raise TypeError(f"{name}: expected a tensor or an array, got {type(x).__name__}")
     check_shapes(q.shape, k.shape, k.shape)
+    if q.dtype != k.dtype:
+        raise ValueError(f"k: dtype {k.dtype} differs from q's, {q.dtype}")
     if is_empty(q.shape, k.shape):
         raise ValueError(f"q of shape {tuple(q.shape)} and k of {tuple(k.shape)} leave nothing for a kernel to compute")
     if family is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flashwright.hardware.architectures import architecture
 from flashwright.hardware.residency import resident_blocks, warps_of
 from flashwright.hardware.units import WARP_THREADS
 
 
+@runtime_checkable
 class ResourceUse(Protocol):
     """What a compiled kernel takes per thread and per block."""
 
@@ -35,6 +36,8 @@ class Occupancy:
 
 def occupancy(kernel: ResourceUse, arch: str) -> Occupancy:
     """Occupancy of a kernel on an architecture, which may be another than it was compiled for."""
+    if not isinstance(kernel, ResourceUse):
+        raise TypeError(f"kernel: expected a compiled kernel, got {type(kernel).__name__}; compile_kernel() makes one")
     sm = architecture(arch)
     limits = resident_blocks(sm, threads=kernel.threads, registers=kernel.registers, shared_bytes=kernel.shared_bytes)
     blocks, limited_by = min((count, name) for name, count in limits.items())

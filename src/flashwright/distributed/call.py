@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,7 +21,7 @@ from flashwright.distributed.layouts import (
     holdings,
     local_rows,
 )
-from flashwright.distributed.links import Link
+from flashwright.distributed.links import Link, link_named
 from flashwright.distributed.parts import Kernels
 from flashwright.distributed.ranks import Ranks, head_exchange, shared_by_heads
 from flashwright.distributed.recorded import DistributedAttention, RankCall
@@ -30,8 +31,9 @@ from flashwright.distributed.strategies import AUTO, Strategy, StrategyChoice, c
 from flashwright.distributed.transport import Transport
 from flashwright.distributed.visibility import Mask
 from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.registry import family_named
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.shapes import check_shapes
+from flashwright.problem.shapes import as_size, check_shapes
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 
@@ -90,6 +92,8 @@ def attention(
         check_tensors(q, k, v)
         check_shapes(q.shape, k.shape, v.shape)
         options = AttentionOptions.of(causal, window, scale, softcap)
+        if family is not None:
+            family_named(family)
         layout = frozen(layout)
         lengths = _lengths(q, k, ranks, length, kv_length, repr((layout, strategy, options, cu_seqlens is None)))
         mask = _mask(options, lengths, cu_seqlens, cu_seqlens_k)
@@ -127,6 +131,8 @@ def strategy_for(
     """The strategy that `attention` uses for such shards, and why; the arguments are the same. Nothing is computed."""
     ranks = Ranks.of(group)
     options = AttentionOptions.of(causal, window)
+    check_tensors(q, k, k)
+    check_shapes(q.shape, k.shape, k.shape)
     layout = frozen(layout)
     lengths = _lengths(q, k, ranks, length, kv_length, repr((layout, strategy, options, cu_seqlens is None)))
     mask = _mask(options, lengths, cu_seqlens, cu_seqlens_k)
@@ -178,7 +184,9 @@ def _lengths(q: Any, k: Any, ranks: Ranks, length: int | None, kv_length: int | 
     if length is not None:
         if kv_length is None and q.shape[2] != k.shape[2]:
             raise ValueError(f"kv_length: missing; q has {q.shape[2]} local rows and k has {k.shape[2]}")
-        return Lengths(length, length if kv_length is None else kv_length)
+        return Lengths(as_size("length", length), as_size("kv_length", length if kv_length is None else kv_length))
+    if kv_length is not None:
+        raise ValueError(f"length: missing; kv_length is {kv_length!r}, and both are told, or none")
     of_all = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], zlib.crc32(f"{q.dtype} {request}".encode())]
     found = ranks.whole.gathered([q.shape[2], k.shape[2], *of_all], q.device)
     for rank, (_, _, *theirs) in enumerate(found):
@@ -197,8 +205,8 @@ def _mask(options: AttentionOptions, lengths: Lengths, cu_seqlens: Any, cu_seqle
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens: missing; cu_seqlens_k needs those of the queries, too")
         return Mask(options.window, (0, lengths.q), (0, lengths.kv))
-    starts = as_starts(cu_seqlens)
-    kv_starts = starts if cu_seqlens_k is None else as_starts(cu_seqlens_k)
+    starts = as_starts("cu_seqlens", cu_seqlens)
+    kv_starts = starts if cu_seqlens_k is None else as_starts("cu_seqlens_k", cu_seqlens_k)
     check_document_starts("cu_seqlens", starts, lengths.q)
     check_document_starts("cu_seqlens_k", kv_starts, lengths.kv)
     if len(starts) != len(kv_starts):
@@ -206,9 +214,12 @@ def _mask(options: AttentionOptions, lengths: Lengths, cu_seqlens: Any, cu_seqle
     return Mask(options.window, starts, kv_starts)
 
 
-def as_starts(starts: Any) -> tuple[int, ...]:
+def as_starts(name: str, starts: Any) -> tuple[int, ...]:
     """cu_seqlens as Python's numbers; those of a tensor are read."""
-    return tuple(starts.tolist()) if hasattr(starts, "tolist") else tuple(int(start) for start in starts)
+    try:
+        return tuple(map(operator.index, starts.tolist() if hasattr(starts, "tolist") else starts))
+    except TypeError:
+        raise TypeError(f"{name}: expected integers, one more than there are sequences, got {starts!r}") from None
 
 
 def _strategy(
@@ -220,11 +231,11 @@ def _strategy(
     mask: Mask,
     link: str | Link | None,
 ) -> StrategyChoice:
-    if strategy != AUTO:
+    if not isinstance(strategy, str) or strategy != AUTO:
         return named_strategy(strategy, ranks.shape, k.shape[1])
     return chosen_strategy(
         ranks.shape, *by_rank, mask, batch=q.shape[0], q_heads=q.shape[1], kv_heads=k.shape[1], head_dim=q.shape[3],
-        element_bytes=q.element_size(), link=link or _link_of(q),
+        element_bytes=q.element_size(), link=link_named(_link_of(q) if link is None else link),
     )  # fmt: skip
 
 

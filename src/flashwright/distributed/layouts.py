@@ -6,12 +6,14 @@ most, and a rank may hold nothing.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 CONTIGUOUS, ZIGZAG = NAMED_LAYOUTS = ("contiguous", "zigzag")
+_ALLOWED = f"{', '.join(map(repr, NAMED_LAYOUTS))}, Documents(cu_seqlens), or every rank's (start, stop) pairs"
 
 
 class Chunk(NamedTuple):
@@ -36,33 +38,36 @@ class Documents(NamedTuple):
     starts: tuple[int, ...]
 
 
+Assignment: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+"""By rank: its (start, stop) pairs."""
+
 Layout: TypeAlias = str | Documents | Sequence[Sequence[Sequence[int]]]
 """A name, `Documents`, or every rank's chunks as (start, stop) pairs."""
 
 
 def holdings(layout: Layout, length: int, ranks: int) -> Holdings:
     """The chunks of each rank; raises `ValueError` for a layout that does not assign every position once."""
+    layout = frozen(layout)
     if isinstance(layout, str):
         if layout not in NAMED_LAYOUTS:
-            raise ValueError(
-                f"layout: {layout!r} is not known; allowed: {', '.join(map(repr, NAMED_LAYOUTS))}, "
-                "Documents, or every rank's (start, stop) pairs"
-            )
+            raise ValueError(f"layout: {layout!r} is not known; allowed: {_ALLOWED}")
         return _named(layout, length, ranks)
     if isinstance(layout, Documents):
-        return _of_documents(tuple(int(start) for start in layout.starts), length, ranks)
-    return _assigned(
-        tuple(tuple((int(start), int(stop)) for start, stop in chunks) for chunks in layout), length, ranks
-    )
+        return _of_documents(layout.starts, length, ranks)
+    return _assigned(layout, length, ranks)
 
 
-def frozen(layout: Layout) -> Layout:
-    """The layout as a value that has a hash."""
+def frozen(layout: Layout) -> str | Documents | Assignment:
+    """The layout as a value that has a hash; raises `TypeError` for what is no layout."""
     if isinstance(layout, str):
         return layout
-    if isinstance(layout, Documents):
-        return Documents(tuple(int(start) for start in layout.starts))
-    return tuple(tuple((int(start), int(stop)) for start, stop in chunks) for chunks in layout)
+    try:
+        if isinstance(layout, Documents):
+            return Documents(tuple(operator.index(start) for start in layout.starts))
+        index = operator.index
+        return tuple(tuple((index(start), index(stop)) for start, stop in chunks) for chunks in layout)
+    except (TypeError, ValueError):  # no integers, or no pairs
+        raise TypeError(f"layout: {layout!r} is not allowed; allowed: {_ALLOWED}") from None
 
 
 def local_rows(chunks: Iterable[Chunk]) -> int:
@@ -119,7 +124,7 @@ def check_document_starts(name: str, starts: Sequence[int], length: int) -> None
 
 
 @lru_cache(maxsize=256)
-def _assigned(layout: tuple[tuple[tuple[int, int], ...], ...], length: int, ranks: int) -> Holdings:
+def _assigned(layout: Assignment, length: int, ranks: int) -> Holdings:
     if len(layout) != ranks:
         raise ValueError(f"layout: chunks of {len(layout)} ranks were given; there are {ranks}")
     position = 0

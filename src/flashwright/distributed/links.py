@@ -37,6 +37,6 @@ LINKS = {
 def link_named(link: str | Link) -> Link:
     if isinstance(link, Link):
         return link
-    if link not in LINKS:
+    if not isinstance(link, str) or link not in LINKS:
         raise ValueError(f"link: {link!r} is not known; allowed: {', '.join(LINKS)}")
     return LINKS[link]

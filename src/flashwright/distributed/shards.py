@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashwright.distributed.layouts import ZIGZAG, Chunk, Holdings, Layout, frozen, holdings, local_rows
+from flashwright.distributed.layouts import ZIGZAG, Chunk, Holdings, Layout, holdings, local_rows
 from flashwright.distributed.ranks import Ranks
+from flashwright.problem.shapes import as_size
+from flashwright.runtime.tensors import check_is_tensor
 
 SEQUENCE_DIMENSION = 1
 """Of tokens, labels and position ids: (batch, rows, …)."""
@@ -25,7 +28,8 @@ def shard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG) -> Te
     `group` and `layout` are those of `attention`. Differentiable: the gradient of x is 0 in the rows of other ranks.
     """
     ranks = Ranks.of(group)
-    return _rows_of(x, dim, holdings(frozen(layout), x.shape[dim], ranks.size)[ranks.index])
+    dim = _dimension(x, dim)
+    return _rows_of(x, dim, holdings(layout, x.shape[dim], ranks.size)[ranks.index])
 
 
 @torch.compiler.disable
@@ -37,20 +41,21 @@ def unshard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG, len
     """
     ranks = Ranks.of(group)
     with ranks.whole.failing_together():
+        dim = _dimension(x, dim)
         if length is None:
             length = sum(rows for (rows,) in ranks.whole.gathered([x.shape[dim]], x.device))
-        by_rank = holdings(frozen(layout), length, ranks.size)
+        by_rank = holdings(layout, as_size("length", length), ranks.size)
         if x.shape[dim] != (expected := local_rows(by_rank[ranks.index])):
             raise ValueError(
                 f"x: {x.shape[dim]} rows along dimension {dim}, but of {length} rank {ranks.index} of {ranks.size} "
                 f"holds {expected} in this layout"
             )
-    return _Unshard.apply(x, dim % x.ndim, ranks, by_rank)
+    return _Unshard.apply(x, dim, ranks, by_rank)
 
 
 def positions(length: int, group: Any = None, layout: Layout = ZIGZAG, device: Any = None) -> Tensor:
     """The positions in the whole sequence of this rank's rows."""
-    return shard(torch.arange(length, device=device), 0, group, layout)
+    return shard(torch.arange(as_size("length", length), device=device), 0, group, layout)
 
 
 def shard_batch(
@@ -62,7 +67,11 @@ def shard_batch(
     are added where there are none. If there are labels, so are `shift_labels`: those of the next token, which may be
     another rank's. The losses of `transformers` take them, where given, instead of `labels`.
     """
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        has = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        raise TypeError(f"batch: expected a mapping with 'input_ids', got {has}")
     tokens = batch["input_ids"]
+    dim = _dimension(tokens, dim, "input_ids")
     length = tokens.shape[dim]
     found = dict(batch)
     if "position_ids" not in found:
@@ -75,6 +84,19 @@ def shard_batch(
         if name not in UNSHARDED and isinstance(x, Tensor) and x.ndim > dim and x.shape[dim] == length:
             found[name] = shard(x, dim, group, layout)
     return found
+
+
+def _dimension(x: Any, dim: Any, name: str = "x") -> int:
+    """The number of a dimension of a tensor, counted from its first; raises for what is none."""
+    check_is_tensor(name, x)
+    try:
+        dim = operator.index(dim)
+    except TypeError:
+        raise TypeError(f"dim: expected an integer, got {dim!r}") from None
+    if not -x.ndim <= dim < x.ndim:
+        allowed = f"-{x.ndim} to {x.ndim - 1}" if x.ndim else "none"
+        raise ValueError(f"dim: {dim} is not allowed; allowed: {allowed}, as {name} has {x.ndim} dimensions")
+    return dim % x.ndim
 
 
 def _rows_of(x: Tensor, dim: int, chunks: tuple[Chunk, ...]) -> Tensor:

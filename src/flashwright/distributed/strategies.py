@@ -34,12 +34,12 @@ class StrategyChoice:
 def named_strategy(strategy: str | Sequence[str], shape: Sequence[int], kv_heads: int) -> StrategyChoice:
     """What a call names, for ranks of a shape of one dimension or of two; raises `ValueError` for what is not known."""
     if len(shape) == 1:
-        if strategy not in STRATEGIES:
+        if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise ValueError(
                 f"strategy: {strategy!r} is not known; allowed: {', '.join(map(repr, (AUTO, *STRATEGIES)))}"
             )
         return StrategyChoice(_strategy(str(strategy), shape[0], kv_heads), "the call names it")
-    pair = tuple(strategy)
+    pair = tuple(strategy) if isinstance(strategy, Sequence) else ()
     if isinstance(strategy, str) or len(pair) != 2 or pair[0] not in SEQUENCE_STRATEGIES or pair[1] != ALL_TO_ALL:
         raise ValueError(
             f"strategy: {strategy!r} is not allowed for a mesh of two dimensions; allowed: {AUTO!r}, "
@@ -75,11 +75,11 @@ def chosen_strategy(
     """The fastest by the cost model; the same on all ranks, as it depends on the whole problem only."""
     known = link_named(link)
     sizes = Sizes(batch, q_heads, kv_heads, head_dim, element_bytes)
+    candidates = strategies_for(shape, q_heads, kv_heads, q_holdings == kv_holdings)
+    if not q_heads:
+        return StrategyChoice(candidates[0], "there are no heads, so nothing is computed")
     costs = sorted(
-        (
-            cost_of(strategy, q_holdings, kv_holdings, mask, sizes, USUAL_MACHINE, known)
-            for strategy in strategies_for(shape, q_heads, kv_heads, q_holdings == kv_holdings)
-        ),
+        (cost_of(strategy, q_holdings, kv_holdings, mask, sizes, USUAL_MACHINE, known) for strategy in candidates),
         key=lambda cost: cost.time_s,
     )
     best = costs[0]

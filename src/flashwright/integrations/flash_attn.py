@@ -18,7 +18,7 @@ from flashwright.operators.forward import config_chosen_for
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import check_starts
 from flashwright.problem.shapes import MAX_D_HEAD, check_shapes
-from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
+from flashwright.runtime.tensors import check_is_tensor, check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]: qkv is (batch, rows, 3, heads, head_dim)."""
-    _check_tensor("qkv", qkv)
+    check_is_tensor("qkv", qkv)
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)} is not allowed; allowed: (batch, rows, 3, heads, head_dim)")
     q, k, v = qkv.unbind(2)
@@ -95,7 +95,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of q, kv[:, :, 0], kv[:, :, 1]: kv is (batch, keys, 2, kv_heads, head_dim)."""
-    _check_tensor("kv", kv)
+    check_is_tensor("kv", kv)
     if kv.dim() != 5 or kv.shape[2] != 2:
         raise ValueError(f"kv: shape {tuple(kv.shape)} is not allowed; allowed: (batch, keys, 2, kv_heads, head_dim)")
     k, v = kv.unbind(2)
@@ -177,7 +177,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of qkv[:, 0], qkv[:, 1], qkv[:, 2]: qkv is (rows, 3, heads, head_dim)."""
-    _check_tensor("qkv", qkv)
+    check_is_tensor("qkv", qkv)
     if qkv.dim() != 4 or qkv.shape[1] != 3:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)} is not allowed; allowed: (rows, 3, heads, head_dim)")
     q, k, v = qkv.unbind(1)
@@ -204,7 +204,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of q, kv[:, 0], kv[:, 1]: kv is (keys, 2, kv_heads, head_dim)."""
-    _check_tensor("kv", kv)
+    check_is_tensor("kv", kv)
     if kv.dim() != 4 or kv.shape[1] != 2:
         raise ValueError(f"kv: shape {tuple(kv.shape)} is not allowed; allowed: (keys, 2, kv_heads, head_dim)")
     k, v = kv.unbind(1)
@@ -226,17 +226,10 @@ def _for_kernels(
     return *padded, head_dim**-0.5 if softmax_scale is None else softmax_scale
 
 
-def _check_tensor(name: str, x: Any) -> None:
-    import torch
-
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-
-
 def _check_layout(q: Any, k: Any, v: Any, layout: tuple[str, ...]) -> None:
     """In the layout that the caller sees: what is computed on has other dimensions, in another order."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x)
+        check_is_tensor(name, x)
         if x.dim() != len(layout):
             raise ValueError(f"{name}: shape {tuple(x.shape)} is not allowed; allowed: ({', '.join(layout)})")
         if not 0 < x.shape[-1] <= MAX_D_HEAD:
@@ -253,7 +246,7 @@ def _longest(name: str, value: Any) -> int:
     """Rows of the longest sequence; tensors of one integer are taken as `flash_attn` takes them."""
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name}: expected an integer, got {value!r}") from None
 
 
@@ -265,6 +258,6 @@ def _check_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) 
     check_shapes(*((1, x.shape[1], x.shape[0], x.shape[2]) for x in (q, k, v)))
     check_starts(cu_seqlens_q, cu_seqlens_k, least=1)
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        _check_tensor(name, starts)
+        check_is_tensor(name, starts)
         if starts.device != q.device:
             raise ValueError(f"{name} is on {starts.device}, q on {q.device}; all tensors must be on one device")

@@ -14,7 +14,7 @@ from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.problem.options import AttentionOptions, as_pair
 from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
-from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
+from flashwright.runtime.tensors import check_is_tensor, check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -172,6 +172,10 @@ def _form(given: Given) -> Any:
 
 def _check_call(given: Given) -> None:
     """Raises for what is wrong with the arguments."""
+    for name in ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cu_seqlens_q", "out"):
+        x = getattr(given, name)
+        if x is not None or name in ("q", "k_cache", "v_cache"):
+            check_is_tensor(name, x)
     q, k_cache, v_cache, k, v = given[:5]
     table, index, sequences = given.table, given.cache_batch_idx, given.sequences
     if (k is None) != (v is None):
@@ -377,13 +381,11 @@ def _check_numbers(name: str, numbers: Any, dimensions: int, count: int | None, 
     import torch
 
     if not isinstance(numbers, torch.Tensor) or numbers.dtype not in (torch.int32, torch.int64):
-        kind = getattr(numbers, "dtype", type(numbers).__name__)
+        kind = f"one of {numbers.dtype}" if isinstance(numbers, torch.Tensor) else type(numbers).__name__
         raise TypeError(f"{name}: expected an int32 tensor, got {kind}")
     if numbers.dim() != dimensions or numbers.shape[0] != (numbers.shape[0] if count is None else count):
-        first = "" if count is None else f", the first of {count}"
-        raise ValueError(
-            f"{name}: shape {tuple(numbers.shape)} is not allowed; allowed: {dimensions} dimensions{first}"
-        )
+        allowed = ", ".join(["any" if count is None else str(count), *["any"] * (dimensions - 1)])
+        raise ValueError(f"{name}: shape {tuple(numbers.shape)} is not allowed; allowed: ({allowed})")
     if numbers.device != q.device:
         raise ValueError(f"{name} is on {numbers.device}, q on {q.device}; all tensors must be on one device")
 

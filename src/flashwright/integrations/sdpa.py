@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flashwright.attention import Causal, attention
 from flashwright.integrations import warn_once
 from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
-from flashwright.runtime.tensors import has_allowed_dtype
+from flashwright.runtime.tensors import check_is_tensor, has_allowed_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,8 @@ def scaled_dot_product_attention(
     """
     import torch
 
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_is_tensor(name, x)
     query, key, value = autocast(query, key, value)
     reason = _why_not(query, key, value, attn_mask, dropout_p, scale, enable_gqa)
     if reason is not None:

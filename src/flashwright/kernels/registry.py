@@ -90,6 +90,8 @@ def parse_config(text: str) -> Any:
 
     Short forms begin with the prefix of their family, or with nothing in the family that was registered first.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"config: expected a text that names one, got {type(text).__name__}")
     first, *others = _families.values()
     words = " ".join(text.lower().split())
     others.sort(key=lambda family: len(family.prefix), reverse=True)  # "hopper backward" before "hopper"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from flashwright.problem.dtypes import NUMPY_DTYPES, DType
+from flashwright.problem.shapes import as_size
 from flashwright.problem.window import FULL, Window
 
 TOLERANCE = {DType.FP16: 1e-3, DType.BF16: 8e-3}
 """Largest relative error that rounding to the dtype explains."""
 
 
+@runtime_checkable
 class Elements(Protocol):
     """The part of a config, of any family, that random inputs depend on."""
 
@@ -112,9 +114,17 @@ def random_inputs(
 
     k and v have as many heads and rows as q, unless `kv_heads` and `keys` are given.
     """
+    if not isinstance(config, Elements):
+        raise TypeError(
+            f"config: expected a config, got {type(config).__name__} {config!r}; parse_config() reads short forms"
+        )
     generator = np.random.default_rng(seed)
+    batch, rows, heads = as_size("batch", batch), as_size("rows", rows), as_size("heads", heads)
     of_q = (rows, heads)
-    of_kv = (rows if keys is None else keys, heads if kv_heads is None else kv_heads)
+    of_kv = (
+        rows if keys is None else as_size("keys", keys),
+        heads if kv_heads is None else as_size("kv_heads", kv_heads),
+    )
     q, k, v = (
         generator.standard_normal((batch, *sizes, config.d_head))
         .astype(NUMPY_DTYPES[config.dtype])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 MAX_D_HEAD = 256
 HEAD_DIM_STEP = 8
@@ -26,6 +28,17 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
         )
     if q[1] != k[1] and (k[1] == 0 or q[1] % k[1]):
         raise ValueError(f"q has {q[1]} heads, which is not a multiple of the {k[1]} heads of k and v")
+
+
+def as_size(name: str, value: Any) -> int:
+    """A number of rows or of something else, as Python's; raises for what is no integer of at least 0."""
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer of at least 0, got {value!r}") from None
+    if size < 0:
+        raise ValueError(f"{name}: {size} is not allowed; allowed: integers of at least 0")
+    return size
 
 
 def is_empty(q: Sequence[int], k: Sequence[int]) -> bool:

@@ -93,6 +93,8 @@ def compile_many(
     progress: bool = True,
 ) -> list[Kernel[Any]]:
     """The kernels of many configs, in their order, compiled on all cores with a progress bar."""
+    if isinstance(configs, str) or not isinstance(configs, Iterable):
+        raise TypeError(f"configs: expected a list of configs or short forms, got {configs!r}")
     return compile_all([(config, variant) for config in configs], arch, cache=cache, progress=progress)
 
 

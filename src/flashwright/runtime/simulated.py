@@ -66,6 +66,12 @@ def simulate_forward(
     from flashwright.simulator.gpu import SimulatedGPU
 
     config = as_config(config)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, np.ndarray):
+            raise TypeError(
+                f"{name}: expected a NumPy array, got {type(x).__name__}; run_forward(…, device='simulator') takes "
+                "PyTorch's tensors too"
+            )
     arch = family_of(config).target_for(config, arch)
     gpu = SimulatedGPU(arch)
     lse: np.ndarray | None

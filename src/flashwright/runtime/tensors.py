@@ -23,12 +23,18 @@ Packed = tuple[int, int, int]
 """(sequences, rows of the longest, keys of the longest) of packed sequences."""
 
 
+def check_is_tensor(name: str, x: Any) -> None:
+    """Raises `TypeError` for anything but a tensor of PyTorch."""
+    torch = require_torch("attention")
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+
+
 def check_tensors(q: Any, k: Any, v: Any) -> None:
     """Raises for tensors that are not of one device and one floating-point dtype."""
     torch = require_torch("attention")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        check_is_tensor(name, tensor)
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}, q on {q.device}; all tensors must be on one device")
         if tensor.layout is not torch.strided:
@@ -60,8 +66,7 @@ def check_tensors_for(
     dtype and device."""
     torch = require_torch("running on a GPU")
     for name, tensor in inputs.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        check_is_tensor(name, tensor)
         if tensor.dim() != 4:
             raise ValueError(
                 f"{name}: shape {tuple(tensor.shape)} has {tensor.dim()} dimensions; expected 4: (batch, heads, rows, "

@@ -85,6 +85,8 @@ def simulate_kernel(
     program = loaded.program(symbol)
     for name, value in (variables or {}).items():
         loaded.write(name, value if isinstance(value, bytes) else np.asarray(value))
+    if not isinstance(args, Sequence) or isinstance(args, (str, bytes)):
+        raise TypeError(f"args: expected a list of the kernel's arguments, got {type(args).__name__}")
     if len(args) != len(program.parameters):
         declared = ", ".join(f".{item.type.name}" for item in program.parameters) or "none"
         takes = counted(len(program.parameters), "argument")

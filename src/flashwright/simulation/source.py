@@ -48,10 +48,12 @@ def user_module(
 
     ``kernel`` may be a C++ expression (`scale<float, 4>`), which instantiates a template.
     """
+    if not isinstance(source, (str, bytes, os.PathLike)):
+        raise TypeError(f"source: expected CUDA C++ or PTX, or the path of such a file, got {type(source).__name__}")
     path = _path_of(source)
     name = "kernel.cu" if path is None else _shown(path)
     content = source if path is None else path.read_bytes()
-    assert isinstance(content, (str, bytes))
+    assert isinstance(content, (str, bytes))  # a path that is no text was read
     if not is_cuda(source):
         if include or options:
             raise ValueError("include directories and compiler options are for CUDA sources; this is PTX")

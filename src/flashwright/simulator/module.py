@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -257,7 +258,10 @@ def _number_of_block(linear: int, grid: Dim3, cluster: Dim3) -> int:
 
 
 def _dim3(name: str, value: Sequence[int] | int) -> Dim3:
-    sizes = [int(value)] if isinstance(value, (int, np.integer)) else [int(size) for size in value]
+    try:
+        sizes = [operator.index(size) for size in ([value] if isinstance(value, (int, np.integer)) else value)]
+    except TypeError:  # no integers
+        sizes = []
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
         raise ValueError(f"{name} must be one to three positive integers, not {value!r}")
     sizes += [1] * (3 - len(sizes))
