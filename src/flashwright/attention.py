@@ -300,7 +300,9 @@ def _gpu_to_warm_up(device: Any, arch: str | None) -> tuple[int | None, GPUModel
     if arch is not None:
         return None, GPUModel.of_architecture("", arch)
     if not gpu_available():
-        raise GPUError("there is no GPU to warm up; name what to compile for, e.g. arch='sm_90'")
+        raise GPUError(
+            "there is no GPU to warm up; name what to compile for: arch='sm_90', on the command line --arch sm_90"
+        )
     torch = require_torch("warm_up")
     chosen = torch.device("cuda" if device is None else device)
     index = torch.cuda.current_device() if chosen.index is None else chosen.index

@@ -44,7 +44,9 @@ def gpu_model(device_index: int) -> GPUModel:
 def this_gpu() -> GPUModel:
     """The current GPU of this machine; raises `GPUError` where there is none that the kernels run on."""
     if not gpu_available():
-        raise GPUError("there is no GPU here to choose a kernel for; name one, e.g. 'h200' or 'sm_90'")
+        raise GPUError(
+            "there is no GPU here to choose a kernel for; name one: gpu='h200' or 'sm_90', on the command line --gpu"
+        )
     import torch
 
     return gpu_model(torch.cuda.current_device())

@@ -14,6 +14,7 @@ from flashwright.distributed.strategies import ALL_TO_ALL, Strategy, named_strat
 from flashwright.distributed.visibility import Mask
 from flashwright.hardware.models import gpu_named
 from flashwright.problem.dtypes import DType
+from flashwright.problem.shapes import MAX_D_HEAD
 from flashwright.problem.window import Window
 
 CAUSAL = Window(None, 0)
@@ -22,6 +23,8 @@ INSIDE = "nvlink"
 MEASURED_BACKWARD = {("NVIDIA H200", 64): 467e12, ("NVIDIA H200", 128): 509e12, ("NVIDIA H200", 256): 330e12}
 """FLOP/s of the backward of 8192 rows without a mask in bf16, by GPU and head dimension: `speeds` of
 benchmarks/results/distributed_h200.json."""
+MOST_GPUS = 1024
+"""Every rank's messages to every other are looked at, so that time grows with their square."""
 MEMORY_BYTES_PER_S = {"NVIDIA H200": 4.8e12}
 
 
@@ -110,13 +113,19 @@ def _cost_dict(cost: Cost) -> dict[str, Any]:
 
 def plan(problem: PlanProblem, gpu: str, tflops: tuple[float, float] | None = None) -> Plan:
     """`tflops`: of the forward and the backward of one GPU, where they are not measured ones."""
-    for name, value in (
-        ("gpus", problem.gpus),
-        ("tokens", problem.tokens),
-        ("GPUs of a machine", problem.gpus_per_machine),
+    for name, value, most in (
+        ("gpus", problem.gpus, MOST_GPUS),
+        ("tokens", problem.tokens, None),
+        ("d_head", problem.head_dim, MAX_D_HEAD),
+        ("batch", problem.batch, None),
+        ("gpus_per_machine", problem.gpus_per_machine, None),
     ):
-        if value < 1:
-            raise ValueError(f"{name}: {value} is not allowed; allowed: 1 or more")
+        if value < 1 or (most is not None and value > most):
+            raise ValueError(
+                f"{name}: {value} is not allowed; allowed: 1 {'or more' if most is None else f'to {most}'}"
+            )
+    if tflops is not None and min(tflops) <= 0:
+        raise ValueError(f"tflops: {tflops[0]:g}/{tflops[1]:g} is not allowed; allowed: more than 0")
     if problem.kv_heads < 1 or problem.q_heads % problem.kv_heads:
         raise ValueError(
             f"heads: {problem.q_heads}/{problem.kv_heads} is not allowed; heads of k and v divide those of q"
