@@ -221,6 +221,13 @@ def loads_of_keys(config: Any, layout: SharedLayout, rows: int) -> ExecutedLoads
     )
 
 
+PREFETCH = (
+    "keys and values of the first steps are fetched into L2 while the grids before still run",
+    "nothing of global memory is touched before the grids before have ended",
+)
+"""What it does, and what it leaves: in a decode, from sm_90 on."""
+
+
 def swizzle_turned(config: Any) -> Any:
     """The same config with the swizzle turned."""
     return replace(config, swizzled=not config.swizzled)

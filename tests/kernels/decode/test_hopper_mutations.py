@@ -10,11 +10,12 @@ from decode_cases import decoded
 from mutations import WRONG, SourceMutation, expect_named_or_wrong
 
 CONFIG = "hopper decode (BF16, 64, 128, 32): stages_2"
+CLUSTER = "hopper decode (BF16, 64, 64, 32): stages_2+cluster_2"
 
 
-def checked(**problem: object) -> None:
+def checked(config: str = CONFIG, **problem: object) -> None:
     try:
-        decoded(CONFIG, **problem)
+        decoded(config, **problem)
     except (AssertionError, RuntimeError) as error:
         raise AssertionError(WRONG) from error
 
@@ -34,8 +35,13 @@ def run_items() -> None:
     checked(lengths=(60, 50), heads=(100, 1), multiprocessors=1)
 
 
+def run_cluster() -> None:
+    """Two thread blocks divide several segments, one after the other."""
+    checked(CLUSTER, lengths=(90, 40, 60), heads=(60, 1), multiprocessors=2)
+
+
 @pytest.mark.parametrize(
-    "run", (run_segments, *(pytest.param(run, marks=pytest.mark.slow) for run in (run_steps, run_items)))
+    "run", (run_segments, *(pytest.param(run, marks=pytest.mark.slow) for run in (run_steps, run_items, run_cluster)))
 )
 def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
@@ -93,6 +99,9 @@ MUTATIONS = {
     ),
     "a helper combines parts that it has not acquired": SourceMutation(
         COUNTERS, {"ld.acquire.gpu": "ld.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
+    ),
+    "parts of a cluster are read before they are there": SourceMutation(
+        KERNEL, {"exchange.wait_until_received();": ""}, run_cluster, RACE | UNWRITTEN
     ),
     "progress with helpers is left as it is": SourceMutation(
         PARTS, {"store_relaxed(word, 0); // the last to leave": ";"}, run_segments

@@ -3,6 +3,12 @@
 #pragma once
 #include "types.cuh"
 
+#if __CUDA_ARCH__ >= 900
+constexpr bool grids_overlap = true;
+#else
+constexpr bool grids_overlap = false;
+#endif
+
 // The next grid may start once all thread blocks have said so, or ended.
 DEVICE void allow_next_grid() {
 #if __CUDA_ARCH__ >= 900
@@ -10,7 +16,8 @@ DEVICE void allow_next_grid() {
 #endif
 }
 
-// Waits until all grids before have ended, and what they wrote is visible. No global memory may be touched before.
+// Waits until all grids before have ended, and what they wrote is visible. Before, what is in global memory is a guess:
+// `guess_global_4B` reads it, `prefetch_line_to_L2` fetches it.
 DEVICE void wait_for_grids_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
