@@ -142,6 +142,8 @@ class TracedWarp:
     """From the step in which a block's copy starts to the one that computes with it: the last steps start none."""
     last_key_first: bool = False
     """Whether the first KV step visits the last keys."""
+    thread_blocks: int = 1
+    """That divide the steps of a tile."""
     has_masked_steps: bool = True
     """Whether the loop also has the steps that an edge of a mask cuts; otherwise they are outside of it."""
 

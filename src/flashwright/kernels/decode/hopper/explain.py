@@ -131,7 +131,8 @@ def neighbours(config: HopperDecodeKernelConfig) -> Iterator[tuple[str, dict[str
 
 def warps(config: HopperDecodeKernelConfig) -> tuple[TracedWarp, ...]:
     """The first warp of the first consumer warpgroup. Its first step has no product to overlap with."""
-    return (TracedWarp(0, "consumer warpgroup 0", CONSUMER, steps_before_loop=1),)
+    name = "consumer warpgroup 0"
+    return (TracedWarp(0, name, CONSUMER, steps_before_loop=1, thread_blocks=config.cluster),)
 
 
 def banks(config: HopperDecodeKernelConfig) -> CoreMatrices:
