@@ -11,6 +11,9 @@ torch = pytest.importorskip("torch")
 from cache_cases import CallsOfAKind, int32, some
 
 from flashwright import flash_attn_with_kvcache
+from flashwright.kernels.registry import family_of, parse_config
+from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.decode_plans import CacheTensors, DecodeKind
 
 pytestmark = pytest.mark.gpu
 
@@ -178,3 +181,36 @@ def test_captured_graphs_are_replayed_side_by_side():
                 graph.replay()
         torch.cuda.synchronize()
         assert all(torch.equal(out, expected) for out in outputs)
+
+
+@pytest.mark.parametrize(
+    "config",
+    (
+        "ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_3+blocks_1+swizzled+prefetch",
+        "hopper decode (BF16, 128, 64, 64): stages_6+prefetch",
+        "hopper decode (BF16, 128, 64, 64): stages_5+cluster_4+prefetch",
+        "hopper decode (BF16, 128, 128, 64): stages_4+cluster_8",
+        "hopper decode (BF16, 128, 128, 64): stages_4+cluster_8+prefetch",
+    ),
+)
+def test_lengths_and_keys_that_were_just_written_are_attended_to(config, arch):
+    """Kernels that guess lengths and fetch keys early follow, without a wait between them, others that change both."""
+    known = parse_config(config)
+    if not family_of(known).runs_on(arch):
+        pytest.skip(f"{known} does not run on {arch}")
+    kind = DecodeKind(AttentionOptions(), lambda *_: known, returns_lse=False, device_index=0)
+    q, k, v = (x.transpose(1, 2) for x in a_cache())
+    steps = 40
+    lengths = torch.randint(0, 5001, (steps, 4), generator=torch.Generator().manual_seed(0), dtype=torch.int32).cuda()
+    keys = [k, some(*k.shape, seed=9, dtype=torch.bfloat16).cuda()]
+    cache, current = torch.empty_like(k), torch.empty_like(lengths[0])
+    outputs = []
+    for step in range(steps):
+        cache.copy_(keys[step % 2])
+        current.copy_(lengths[step])
+        out, _ = kind.run(q, cache, v, torch.empty_like(q), CacheTensors(kv_lengths=current))
+        outputs.append(out)
+    for step, out in enumerate(outputs):
+        tensors = (x.transpose(1, 2) for x in (q, keys[step % 2], v))
+        expected = flash_attn_with_kvcache(*tensors, cache_seqlens=lengths[step])
+        torch.testing.assert_close(out.transpose(1, 2), expected, atol=2e-2, rtol=0, msg=f"step {step}")
