@@ -38,7 +38,7 @@ from flashwright.workbench.explain import linked_pages
 from flashwright.workbench.explain.compare import compare_facts
 from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.explanations import shared_map_of
-from flashwright.workbench.explain.facts import RegisterBudget
+from flashwright.workbench.explain.facts import Phase, RegisterBudget
 from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
 from flashwright.workbench.explain.markup import document, figure, short_form
 from flashwright.workbench.explain.page import config_page
@@ -96,6 +96,23 @@ def test_the_timeline_names_the_blocks_under_way_and_the_phases():
     texts = texts_of(timeline_picture(explained(EAGER).timeline))
     assert {"V block 1", "K block 2", "V block 2"} <= set(texts)
     assert texts.count("softmax") == 2
+
+
+def test_names_of_phases_that_would_touch_are_below_each_other():
+    timeline = replace(explained(EAGER).timeline, phases=(Phase("S = QKᵀ", 0, 80), Phase("softmax", 80, 150)))
+    picture = timeline_picture(timeline, instructions_across=1300)
+    names = {e.text: e for e in ElementTree.fromstring(picture).iter(f"{SVG}text")}
+    first, second = names["S = QKᵀ"], names["softmax"]
+    letters = len("S = QKᵀ" + "softmax") / 2
+    assert float(second.get("x")) - float(first.get("x")) < 9 * letters  # bold letters are about that wide
+    assert first.get("y") != second.get("y")
+
+
+def test_the_count_at_launch_crosses_no_operand_of_warps_that_get_more_registers():
+    root = ElementTree.fromstring(registers_picture(explained(HOPPER_PLAIN).registers))
+    (line,) = (e for e in root.iter(f"{SVG}line") if e.get("class") == "compiler-line")
+    operands = [e for e in root.iter(f"{SVG}rect") if e.get("class").startswith("operand") and len(e)]
+    assert float(line.get("y1")) >= max(float(e.get("y")) + float(e.get("height")) for e in operands)
 
 
 def test_the_bank_picture_shows_eight_lanes_in_one_place_or_in_eight():
