@@ -37,7 +37,7 @@ from flashwright.simulator.gpu import SimulatedGPU
 from flashwright.workbench.explain import linked_pages
 from flashwright.workbench.explain.compare import compare_facts
 from flashwright.workbench.explain.comparison_page import comparison_page
-from flashwright.workbench.explain.explanations import shared_map_of
+from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
 from flashwright.workbench.explain.facts import Phase, RegisterBudget
 from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
 from flashwright.workbench.explain.markup import document, figure, short_form
@@ -303,17 +303,24 @@ def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, config):
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward", "decode"])
-def test_maps_of_shared_memory_have_room_for_all_they_say(browser_page, tmp_path, operation):
+def test_maps_of_shared_memory_and_budgets_of_registers_have_room_for_all_they_say(browser_page, tmp_path, operation):
     figures = []
     for family in families(operation):
         for d_head in family.d_heads[:: len(family.d_heads) - 1]:
             kept = (config for config, reason in family.space.configs(DType.BF16, d_head) if reason is None)
             for config in islice(kept, 0, 30, 4):
-                drawn = shared_map_picture(shared_map_of(config))
-                figures.append(figure(drawn.replace("shared-map", f"map-{len(figures)}")))
+                drawn = shared_map_picture(shared_map_of(config)) + registers_picture(budget_of(config))
+                number = len(figures)
+                figures.append(figure(re.sub("shared-map|registers(?=[ -])", rf"\g<0>-{number}", drawn)))
     page = tmp_path / "page.html"
     page.write_text(document("", "", "".join(figures), ""), "utf-8")
     check_texts_and_shapes(browser_page, page)
+
+
+def budget_of(config):
+    """As far as arithmetic goes."""
+    words = explanation_of(config)
+    return RegisterBudget(words.register_phases(config), 255, 168, 0, 0, words.reallocations(config))
 
 
 def check_texts_and_shapes(browser_page, file):
