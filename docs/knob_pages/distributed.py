@@ -11,7 +11,7 @@ from typing import Any
 from flashwright.distributed.layouts import Documents, Holdings, Layout, holdings
 from flashwright.distributed.published import comparisons
 from flashwright.distributed.rounds import RING, rounds_of
-from flashwright.distributed.visibility import Mask
+from flashwright.distributed.visibility import Mask, pieces
 from flashwright.problem.reference import seen_keys
 from flashwright.problem.window import Window
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, text
@@ -68,12 +68,12 @@ def _layouts() -> str:
     for row, (name, layout) in enumerate(LAYOUTS.items()):
         y = 48 + row * (bar + gap)
         parts.append(text(name, left - 12, y + 22, "strong", "end"))
+        starts = layout.starts if isinstance(layout, Documents) else (0, LENGTH)
         for rank, chunks in enumerate(holdings(layout, LENGTH, RANKS)):
-            for chunk in chunks:
-                x, width = left + chunk.start * scale, chunk.length * scale
-                parts.append(
-                    rect(x, y, width - 1.5, bar, _colour(rank), f"{chunk.start} … {chunk.stop - 1}: rank {rank}")
-                )
+            for piece in pieces(chunks, starts):
+                x, width = left + piece.start * scale, piece.length * scale
+                last = piece.start + piece.length - 1
+                parts.append(rect(x, y, width - 1.5, bar, _colour(rank), f"{piece.start} … {last}: rank {rank}"))
                 parts.append(text(rank, x + width / 2, y + 22, "", "middle"))
         if isinstance(layout, Documents):
             parts += [
@@ -119,7 +119,8 @@ def _ring(layout: str) -> str:
     width = left + RANKS * (cell + gap) + 90
     description = (
         f"Rows are a rank's queries, columns the keys of the rank that they come from, in its colour above. "
-        f"Filled: what is computed under a causal mask. Shares of the work: {', '.join(f'{x:.0%}' for x in share)}."
+        f"Filled: what is computed under a causal mask. Keys in outline are not sent. "
+        f"Shares of the work: {', '.join(f'{x:.0%}' for x in share)}."
     )
     return picture(f"ring-{layout}", width, height, f"A ring of {RANKS} ranks, {layout} shards", description, parts)
 

@@ -90,6 +90,8 @@ def test_only_differing_facts_can_be_asked_for(flashwright, tmp_path):
         assert "eager_load_blocks" in out
         assert "async_copy" not in out
     assert all(row["differs"] for section in json.loads(document)["sections"] for row in section["rows"])
+    every = compare_facts(explained(EAGER), explained(LATE)).facts_compared
+    assert f"of {every:,}</small>" in page.read_text("utf-8")
 
 
 def test_the_page_has_differing_facts_first_and_every_fact_once(flashwright, tmp_path):

@@ -112,6 +112,16 @@ def test_a_product_of_the_hopper_kernel_runs_during_the_gradients_of_scores_and_
     assert {flight.block.split()[0] for flight in producer.flights} == {"Q", "dO"}
 
 
+def test_the_page_says_behind_how_much_of_the_gradients_of_scores_a_product_runs(hopper):
+    page = config_page(hopper)
+    gradients = hopper.timelines[0].phases[0]
+    assert re.search(
+        rf"dP is under way for \d+ instructions, behind \d+ of the {gradients.end - gradients.start} instr", page
+    )
+    assert "dP is under way" in page and "S is under way for" in page
+    assert re.search(r"S is under way for \d+ instructions, with no gradients of scores", page)
+
+
 def test_without_swizzle_reads_of_shared_memory_meet_in_the_same_banks(ampere):
     wavefronts = {load.swizzled: load.wavefronts for load in ampere.matrix_loads}
     assert wavefronts == {True: 4, False: 32}

@@ -83,6 +83,12 @@ def test_a_consumer_of_the_hopper_decode_computes_scores_while_others_copy(clust
     assert {flight.region for flight in facts.timeline.flights} == {"S", "O"}
 
 
+def test_registers_of_hopper_consumers_end_where_producers_have_handed_theirs_over():
+    one, two = (parse_config(f"hopper decode (BF16, 128, {rows}, 64): stages_3") for rows in (64, 128))
+    assert explanation_of(one).register_limit(one) is None  # two warpgroups have 255 registers a thread
+    assert explanation_of(two).register_limit(two) == 208
+
+
 def test_a_config_is_explained_on_the_oldest_architecture_that_has_room_for_it():
     """Its stages take 205 KiB; a thread block of sm_80 has 163."""
     config = parse_config("ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_3+blocks_1+swizzled")

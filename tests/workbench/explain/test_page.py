@@ -37,8 +37,8 @@ from flashwright.simulator.gpu import SimulatedGPU
 from flashwright.workbench.explain import linked_pages
 from flashwright.workbench.explain.compare import compare_facts
 from flashwright.workbench.explain.comparison_page import comparison_page
-from flashwright.workbench.explain.explanations import shared_map_of
-from flashwright.workbench.explain.facts import RegisterBudget
+from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
+from flashwright.workbench.explain.facts import Phase, RegisterBudget
 from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
 from flashwright.workbench.explain.markup import document, figure, short_form
 from flashwright.workbench.explain.page import config_page
@@ -96,6 +96,23 @@ def test_the_timeline_names_the_blocks_under_way_and_the_phases():
     texts = texts_of(timeline_picture(explained(EAGER).timeline))
     assert {"V block 1", "K block 2", "V block 2"} <= set(texts)
     assert texts.count("softmax") == 2
+
+
+def test_names_of_phases_that_would_touch_are_below_each_other():
+    timeline = replace(explained(EAGER).timeline, phases=(Phase("S = QKᵀ", 0, 80), Phase("softmax", 80, 150)))
+    picture = timeline_picture(timeline, instructions_across=1300)
+    names = {e.text: e for e in ElementTree.fromstring(picture).iter(f"{SVG}text")}
+    first, second = names["S = QKᵀ"], names["softmax"]
+    letters = len("S = QKᵀ" + "softmax") / 2
+    assert float(second.get("x")) - float(first.get("x")) < 9 * letters  # bold letters are about that wide
+    assert first.get("y") != second.get("y")
+
+
+def test_the_count_at_launch_crosses_no_operand_of_warps_that_get_more_registers():
+    root = ElementTree.fromstring(registers_picture(explained(HOPPER_PLAIN).registers))
+    (line,) = (e for e in root.iter(f"{SVG}line") if e.get("class") == "compiler-line")
+    operands = [e for e in root.iter(f"{SVG}rect") if e.get("class").startswith("operand") and len(e)]
+    assert float(line.get("y1")) >= max(float(e.get("y")) + float(e.get("height")) for e in operands)
 
 
 def test_the_bank_picture_shows_eight_lanes_in_one_place_or_in_eight():
@@ -286,17 +303,24 @@ def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, config):
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward", "decode"])
-def test_maps_of_shared_memory_have_room_for_all_they_say(browser_page, tmp_path, operation):
+def test_maps_of_shared_memory_and_budgets_of_registers_have_room_for_all_they_say(browser_page, tmp_path, operation):
     figures = []
     for family in families(operation):
         for d_head in family.d_heads[:: len(family.d_heads) - 1]:
             kept = (config for config, reason in family.space.configs(DType.BF16, d_head) if reason is None)
             for config in islice(kept, 0, 30, 4):
-                drawn = shared_map_picture(shared_map_of(config))
-                figures.append(figure(drawn.replace("shared-map", f"map-{len(figures)}")))
+                drawn = shared_map_picture(shared_map_of(config)) + registers_picture(budget_of(config))
+                number = len(figures)
+                figures.append(figure(re.sub("shared-map|registers(?=[ -])", rf"\g<0>-{number}", drawn)))
     page = tmp_path / "page.html"
     page.write_text(document("", "", "".join(figures), ""), "utf-8")
     check_texts_and_shapes(browser_page, page)
+
+
+def budget_of(config):
+    """As far as arithmetic goes."""
+    words = explanation_of(config)
+    return RegisterBudget(words.register_phases(config), 255, 168, 0, 0, words.reallocations(config))
 
 
 def check_texts_and_shapes(browser_page, file):

@@ -54,6 +54,8 @@ class ComparedEffect:
 class Comparison:
     facts: tuple[ConfigFacts, ConfigFacts]
     sections: tuple[ComparedSection, ...]
+    left_out: int = 0
+    """Facts that are the same in both and in no section."""
 
     @property
     def differing(self) -> int:
@@ -61,7 +63,7 @@ class Comparison:
 
     @property
     def facts_compared(self) -> int:
-        return sum(len(section.rows) for section in self.sections)
+        return sum(len(section.rows) for section in self.sections) + self.left_out
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -90,7 +92,8 @@ class Comparison:
     def only_differing(self) -> Comparison:
         """Without the facts that are the same in both."""
         kept = (replace(section, rows=section.differing) for section in self.sections)
-        return Comparison(self.facts, tuple(section for section in kept if section.rows))
+        left_out = self.facts_compared - self.differing
+        return Comparison(self.facts, tuple(section for section in kept if section.rows), left_out)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -41,7 +41,7 @@ def _wgmma_on_banks(facts: ConfigFacts) -> str:
     return f"""
 <h3>One <code>wgmma</code> on the banks</h3>
 <p>Shared memory has 32 banks of 4 bytes; a row of 64 columns of {own.operand} is eight chunks of 16 bytes, four banks
-each. The copy engine swizzles them as they arrive: chunk <i>c</i> of row <i>r</i> goes to place <i>c</i> XOR
+each. They are swizzled as they are copied: chunk <i>c</i> of row <i>r</i> goes to place <i>c</i> XOR
 <i>r</i> mod 8. A <code>{own.instruction.removeprefix("wgmma.mma_async.sync.aligned.")}</code> is 16 columns deep and
 finds them by a descriptor, as core matrices of 8 rows by 16 bytes; here {own.source}. The eight rows of a core matrix
 lie in all 32 banks; without swizzle they would lie in four.</p>""" + _panels(

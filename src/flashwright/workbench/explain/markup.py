@@ -110,7 +110,7 @@ def table(columns: Iterable[str], rows: Iterable[str], class_: str = "facts") ->
 def _column(name: str) -> str:
     if not name:
         return "<td></td>"
-    title = escape(name.removeprefix(NUMBERS))
+    title = escape(name.removeprefix(NUMBERS)).replace("+", "+<wbr>")  # names of configs break between options
     return (
         f'<th scope="col" class="number">{title}</th>' if name.startswith(NUMBERS) else f'<th scope="col">{title}</th>'
     )

@@ -10,7 +10,7 @@ from flashwright.kernels.explanation import Knob, TimelineTexts
 from flashwright.kernels.registry import parse_config
 from flashwright.workbench.explain.code_panel import code_data, code_panel
 from flashwright.workbench.explain.explanations import explanation_of
-from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour, Timeline, UnbuiltFacts, Verdict
+from flashwright.workbench.explain.facts import ConfigFacts, Effects, Neighbour, Phase, Timeline, UnbuiltFacts, Verdict
 from flashwright.workbench.explain.instruction_pages import banks, product, product_title
 from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.markup import (
@@ -240,7 +240,7 @@ def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
         if not flight.asynchronous:
             lengths[operand, "passes through registers, and the warp waits for it"] = []
             continue
-        hidden = [phase.name for phase in timeline.phases if flight.issued <= phase.start and phase.end <= flight.end]
+        hidden = [part for phase in timeline.phases if (part := _part_during(phase, flight.issued, flight.end))]
         behind = f"behind {', '.join(hidden)}" if hidden else f"with {texts.nothing_to_hide_behind}"
         of_operand = lengths.setdefault((operand, behind), [])
         if flight.end - flight.issued not in of_operand:
@@ -250,6 +250,14 @@ def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
         listed = f"{', '.join(map(str, others))} and {last}" if others else str(last)
         under_way = f"is under way for {listed} instruction{'s' * (last != 1 or bool(others))}, " if each else ""
         yield f"{operand} {under_way}{how}."
+
+
+def _part_during(phase: Phase, first: int, end: int) -> str:
+    """What of a phase is executed between two instructions, in words; nothing if that is less than a tenth of it."""
+    length, during = phase.end - phase.start, min(phase.end, end) - max(phase.start, first)
+    if during == length:
+        return phase.name
+    return f"{during} of the {length} instructions of {phase.name}" if during * 10 >= length else ""
 
 
 def _shared_memory(facts: ConfigFacts, regions: Section) -> str:

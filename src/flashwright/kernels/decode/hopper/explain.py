@@ -84,7 +84,7 @@ def register_phases(config: HopperDecodeKernelConfig) -> tuple[RegisterPhase, ..
     sums, S = operand("O accumulator", config.d_head, 32), operand("S accumulator", config.B_c, 32)
     Q = (operand("Q operand", config.d_head, 16),) if HopperDecodeShapes(config).Q_in_registers else ()
     operands = (sums, S, operand("P operand", config.B_c, 16), *Q)
-    return (RegisterPhase("S = QKᵀ and O += PV", operands), RegisterPhase("softmax", operands))
+    return (RegisterPhase("S, O issued", operands), RegisterPhase("softmax", operands))
 
 
 def shared_map(config: HopperDecodeKernelConfig) -> SharedMap:
@@ -110,9 +110,17 @@ def shared_map(config: HopperDecodeKernelConfig) -> SharedMap:
     return SharedMap(tuple(regions), derived.shared_bytes)
 
 
+def hands_over_registers(config: HopperDecodeKernelConfig) -> bool:
+    return config.n_consumers + 1 >= WARPGROUPS_THAT_SHARE
+
+
+def register_limit(config: HopperDecodeKernelConfig) -> int | None:
+    return HopperDecodeShapes(config).consumer_registers if hands_over_registers(config) else None
+
+
 def reallocations(config: HopperDecodeKernelConfig) -> tuple[Reallocation, ...]:
     derived = HopperDecodeShapes(config)
-    if config.n_consumers + 1 < WARPGROUPS_THAT_SHARE:
+    if not hands_over_registers(config):
         return ()
     return (
         Reallocation("producers", derived.producer_registers, "gives back what it does not need"),
@@ -154,6 +162,7 @@ EXPLANATION = Explanation(
     register_phases=register_phases,
     shared_map=shared_map,
     work_per_step=lambda config: WARPGROUP_ROWS // WARPS_PER_WARPGROUP * config.B_c,
+    register_limit=register_limit,
     reallocations=reallocations,
     warps=warps,
     banks=banks,

@@ -29,10 +29,12 @@ def registers_picture(budget: RegisterBudget, steps: str = "KV") -> str:
     parts: list[str] = []
     for index, phase in enumerate(budget.phases):
         parts += _phase(phase, TOP + index * (BAR + GAP), scale, colours)
+    # Where registers are handed over after the launch, the count at launch bounds no operand.
+    compiler_top = used_y if budget.reallocations else TOP - 8
     parts += [
         *_compiler(budget, used_y, scale),
         *_reallocations(budget, used_y + BAR + GAP, scale),
-        line(LEFT + budget.used * scale, TOP - 8, LEFT + budget.used * scale, rows_bottom, "compiler-line"),
+        line(LEFT + budget.used * scale, compiler_top, LEFT + budget.used * scale, rows_bottom, "compiler-line"),
         line(LEFT + budget.limit * scale, TOP - 8, LEFT + budget.limit * scale, rows_bottom, "limit-line"),
         text(f"limit {budget.limit}", LEFT + budget.limit * scale, TOP - 14, "label limit", "end"),
         line(LEFT, rows_bottom, WIDTH - RIGHT, rows_bottom, "axis"),

@@ -18,7 +18,7 @@ FLIGHT_TOP, FLIGHT = 78, 24
 LANE, LANE_MARK = 26, 16
 TICK = 100
 NARROWEST_MARK = 1.6
-LETTER = 7.4
+LETTER, BOLD_LETTER = 7.4, 8.4
 BEGIN, END = LEFT / WIDTH, (WIDTH - RIGHT) / WIDTH
 """Where the first instruction begins and the last ends, as shares of the picture's width."""
 RARE_MARK = 4
@@ -191,7 +191,7 @@ def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
         x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
         yield rect(x, 34, width, bottom - 34, f"phase {_PHASE_CLASSES.get(phase.name, '')}".rstrip())
     for phase in timeline.phases:  # above all tints, as a name may be longer than its phase
-        middle, half = _x((phase.start + phase.end) / 2, scale), LETTER * len(phase.name) / 2
+        middle, half = _x((phase.start + phase.end) / 2, scale), BOLD_LETTER * len(phase.name) / 2
         # A name that is longer than its phase goes below one that it would run into.
         is_free = middle - half >= written_up_to
         yield text(phase.name, middle, 50 if is_free else 66, "phase-name", "middle")
