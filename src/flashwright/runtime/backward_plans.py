@@ -50,8 +50,7 @@ _VIEWS = tuple(map(_forward_word, "QKVO")) + tuple(map(_word, ("dO", "dQ", "dK",
 """The words of their addresses."""
 _LSE, _Q_STARTS, _KV_STARTS = map(_forward_word, ("lse", "q_starts", "kv_starts"))
 _DLSE = _word("dlse")
-_SCRATCH = ("row_lse", "row_dot", "dQ_sums", "turns")
-_SCRATCH_WORDS = tuple(map(_word, _SCRATCH))
+_SCRATCH_WORDS = tuple(map(_word, Scratch.PLACES))
 
 
 class BackwardKind:
@@ -184,7 +183,8 @@ class BackwardArrangement:
         self.grid, self.rows_grid = launch.grid, launch.rows_grid
         self.scratch = scratch.total
         self.scratch_places = tuple(
-            (plan.arguments + word, getattr(scratch, name)) for word, name in zip(_SCRATCH_WORDS, _SCRATCH, strict=True)
+            (plan.arguments + word, getattr(scratch, name))
+            for word, name in zip(_SCRATCH_WORDS, Scratch.PLACES, strict=True)
         )
         self.words = array("Q")
         map_places = []

@@ -142,6 +142,7 @@ def simulate_backward(
     sums: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     arch: str = OLDEST,
     check_hazards: HazardChecks = True,
+    multiprocessors: int = SIMULATED_MULTIPROCESSORS,
     **launch_options: Any,
 ) -> BackwardSimulation:
     """The gradients of q, k and v, from that of the output, and from the forward's output and log-sum-exp.
@@ -168,7 +169,7 @@ def simulate_backward(
         lse_address=gpu.to_device(np.ascontiguousarray(lse, np.float32)),
         dlse_address=0 if dlse is None else gpu.to_device(np.ascontiguousarray(dlse, np.float32)),
         scratch_address=gpu.to_device(np.full(scratch.total // 4, np.nan, np.float32)),
-        multiprocessors=SIMULATED_MULTIPROCESSORS,
+        multiprocessors=multiprocessors,
         options=options or AttentionOptions(),
         packed=packed,
         accumulates=sums is not None,

@@ -78,6 +78,7 @@ def test_the_short_form_and_the_kernel_name_parse_back(config):
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+ordered",
         "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+bulk_dQ",
         "hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired+ordered",
+        "hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P+ordered+persistent+keys_ahead",
     ],
 )
 def test_the_mangled_name_of_a_compiled_kernel_parses_back(text):
@@ -99,7 +100,7 @@ def test_the_names_of_a_config():
     assert str(HOPPER) == "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P"
     assert HOPPER.kernel_name() == (
         "hopper_backward_kernel<HopperBackwardKernelConfig{DType::BF16, 128, 64, 128, 2, 2, 2, true, false, false, "
-        "false}>"
+        "false, false, false}>"
     )
 
 
@@ -139,7 +140,7 @@ def test_a_text_that_names_no_config_is_refused_with_what_is_wrong(config, chang
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 11")]
+    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 13")]
 )
 def test_a_struct_with_too_few_fields_is_refused(name, expected):
     with pytest.raises(ValueError, match=rf"has 2 fields; expected {expected}: dtype, d_head, B_r"):
@@ -199,18 +200,33 @@ def test_the_shapes_of_an_ampere_config_whose_warps_share_keys_by_hand():
 
 
 def test_the_shapes_of_a_hopper_config_by_hand():
-    """K and V of two groups of 64 keys, two stages of Q and dO, two of dS; 15 pairs of barriers, 4 notes."""
+    """K and V of two groups of 64 keys, two stages of Q and dO, two of dS; 14 pairs of barriers, 4 notes."""
     shapes = HopperBackwardShapes(HOPPER)
     assert (shapes.threads, shapes.key_groups, shapes.parts, shapes.dQ_column_parts) == (384, 2, 1, 2)
     assert (shapes.key_group_bytes, shapes.query_bytes, shapes.weight_group_bytes) == (16_384, 16_384, 8_192)
     assert shapes.operand_registers == 2 * 64 + 2 * 32
-    assert shapes.shared_bytes == 4 * 16_384 + 4 * 16_384 + 4 * 8_192 + 4 * 256 + 4 * 16 + 15 * 16
+    assert shapes.shared_bytes == 4 * 16_384 + 4 * 16_384 + 4 * 8_192 + 4 * 256 + 4 * 16 + 14 * 16
 
 
 def test_what_dq_takes_in_shared_memory_by_hand():
     """64 × 128 sums on their way, each warpgroup's half with barriers of its own."""
     plain = HopperBackwardShapes(HOPPER).shared_bytes
-    assert HopperBackwardShapes(replace(HOPPER, bulk_dQ=True)).shared_bytes == plain + 4 * 64 * 128 + 16
+    assert HopperBackwardShapes(replace(HOPPER, bulk_dQ=True)).shared_bytes == plain + 4 * 64 * 128 + 2 * 16
+
+
+def test_what_turns_take_in_shared_memory_by_hand():
+    """Two that consumers have, and two to be passed on."""
+    plain = HopperBackwardShapes(HOPPER).shared_bytes
+    assert HopperBackwardShapes(replace(HOPPER, ordered=True)).shared_bytes == plain + 4 * 16
+
+
+def test_what_persistent_thread_blocks_take_in_shared_memory_by_hand():
+    """Two notes of tiles with their barriers and one of copies; a second K and V with theirs."""
+    plain = HopperBackwardShapes(HOPPER).shared_bytes
+    persistent = HopperBackwardShapes(replace(HOPPER, persistent=True)).shared_bytes
+    assert persistent == plain + 2 * 16 + 3 * 16
+    ahead = HopperBackwardShapes(replace(HOPPER, persistent=True, keys_ahead=True)).shared_bytes
+    assert ahead == persistent + 4 * 16_384 + 4 * 16
 
 
 def test_two_thread_blocks_share_the_columns_of_dq_where_p_is_in_shared_memory():
@@ -276,6 +292,14 @@ REFUSED = {
         "hopper backward (BF16, 256, 64, 64, 2): stages_1_1+bulk_dQ+paired",
         "paired: bulk_dQ is on",
     ),
+    "hopper: persistent pairs": (
+        "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent",
+        "paired: persistent is on; a thread block takes its next keys without asking another",
+    ),
+    "hopper: keys ahead": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+keys_ahead",
+        "persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead",
+    ),
     "hopper: P of two thread blocks": (
         "hopper backward (BF16, 128, 64, 64, 1): stages_2_2+register_P+paired",
         "paired: P_in_registers is on",
@@ -307,7 +331,8 @@ def test_whatever_is_refused_is_refused_by_a_rule_and_the_rest_fits(config):
         shapes = family.shapes(config)
     except ValueError as error:
         assert re.match(
-            r"(warps|columns|warpgroups|P in registers|paired|stages|shared memory|registers): \S", str(error)
+            r"(warps|columns|warpgroups|P in registers|paired|persistent|stages|shared memory|registers): \S",
+            str(error),
         )
         assert rejection_reason(config) == str(error)
     else:

@@ -31,6 +31,7 @@ CONFIG = parse_config("hopper backward (FP16, 64, 64, 64, 1): stages_2_1+registe
 SHARED_P = parse_config("hopper backward (FP16, 128, 64, 64, 2): stages_2_2")
 TWO_GROUPS = replace(CONFIG, B_r=128, B_c=128, n_consumers=2, dO_stages=2)
 BULK = replace(CONFIG, bulk_dQ=True)
+PERSISTENT = replace(CONFIG, persistent=True)
 PAIRED = parse_config("hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired")
 
 
@@ -61,6 +62,16 @@ def run_pair() -> None:
     check_backward(PAIRED, problem(384, 128, 128))
 
 
+def run_persistent() -> None:
+    """One thread block with three blocks of keys, of two steps each."""
+    check_backward(PERSISTENT, problem(128, 192), multiprocessors=1)
+
+
+def run_keys_ahead() -> None:
+    """One thread block with four blocks of keys, of a step each."""
+    check_backward(replace(PERSISTENT, keys_ahead=True), problem(64, 256), multiprocessors=1)
+
+
 def run_packed() -> None:
     """Sequences that end within a block of rows and of keys; in the next ones there are infinity and NaN."""
     check_packed_backward(CONFIG, [(40, 50), (40, 50)], spoilt=(1,), heads=(1, 1))
@@ -71,7 +82,7 @@ def run_ordered() -> None:
     expect_same_sums(replace(CONFIG, ordered=True))
 
 
-RUNS = (run_several_steps, run_shared_P, run_two_groups, run_bulk, run_pair, run_packed)
+RUNS = (run_several_steps, run_shared_P, run_two_groups, run_bulk, run_pair, run_persistent, run_keys_ahead, run_packed)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -102,8 +113,8 @@ def by(run, mutation: Mutation) -> Mutation:
 WEIGHTS_ARE_WRITTEN = "shared.weights(step).wait_until_full("
 WEIGHTS_ARE_READ = "shared.weights(step).wait_until_empty("
 MUTATIONS = {
-    "K is read before it has arrived": no_wait("shared.K(group).wait_until_full(0);", "async-copy"),
-    "V is read before it has arrived": no_wait("shared.V(group).wait_until_full(0);", "async-copy"),
+    "K is read before it has arrived": no_wait("K(group).wait_until_full(keys_place().lap);", "async-copy"),
+    "V is read before it has arrived": no_wait("V(group).wait_until_full(keys_place().lap);", "async-copy"),
     "Q is read before it has arrived": no_wait("Q.wait_until_full(place.lap);", "async-copy"),
     "dO is read before it has arrived": no_wait("dO.wait_until_full(place.lap);", "async-copy"),
     "Q is overwritten while it is read": no_wait("slot.wait_until_empty(Q_place.lap);", *OVERWRITTEN),
@@ -115,7 +126,7 @@ MUTATIONS = {
     "dK is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "this->step<false>(step);"),
     "dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<2>();"),
     "dV is used before it is there": no_wgmma_wait("wgmma_wait_group<1>();", "this->step<false>(step);"),
-    "dQ of the last step is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish_dQ(steps - 1);"),
+    "dQ of the last step is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "finish_dQ(end - 1);"),
     "with P in shared memory dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<2>();", run=run_shared_P),
     "the products of S are no group": no_group_of("// @product S"),
     "the products of dP are no group": no_group_of("// @product dP"),
@@ -164,6 +175,27 @@ MUTATIONS = {
     ),
     "the other thread block is not told that its dS has been read": by(run_pair, no_release("mbarrier_arrive_remote(")),
     "nobody expects dS of the other thread block": by(run_pair, no_release("mbarrier_arrive_expecting(received.full")),
+    "keys are overwritten while those of the tile before are multiplied": by(
+        run_persistent, no_wait("slot.wait_until_empty(lap);", *OVERWRITTEN)
+    ),
+    "keys are never released": by(run_persistent, no_release("K(group).release();")),
+    "values are never released": by(run_persistent, no_release("V(group).release();")),
+    "a tile is computed before it is announced": by(
+        run_persistent, no_wait("slot.wait_until_full(TilePlace::after(index).lap);", "race", "uninitialised-shared")
+    ),
+    "the tile after the next is announced in the place of this one": by(
+        run_keys_ahead, no_wait("slot.wait_until_empty(TilePlace::after(index).lap);", "race", "mbarrier")
+    ),
+    "no tile is announced": by(
+        run_persistent, replace(no_release("mbarrier_arrive(slot.full);"), by_way_of="announce_tiles(")
+    ),
+    "who takes tiles is not told that the copies have been started": by(
+        run_persistent, no_release("mbarrier_arrive(shared.copies().full);")
+    ),
+    "consumers do not say that they have left a tile": by(
+        run_persistent, replace(no_release("slot.release();"), by_way_of="compute_announced_tiles(")
+    ),
+    "who copies does not say that it has left a tile": by(run_persistent, no_release("mbarrier_arrive(slot.empty);")),
     "more bytes are announced than come": Mutation(
         ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(2**19)
     ),
@@ -183,10 +215,18 @@ MUTATIONS = {
     "nobody waits until rows of others are cleared": Mutation(
         "named_barrier_sync(barriers::consumers, consumer_threads);", SYNC, {"race"}, "clear_", run=run_packed
     ),
-    "consumers add before it is their turn": ordered(no_wait("shared.turn().wait_until_full(", *UNORDERED)),
-    "a turn is passed on before all have added": ordered(no_wait("slot.wait_until_empty(place.lap);", *UNORDERED)),
-    "consumers are not told of their turn": ordered(no_release("mbarrier_arrive(slot.full);")),
-    "consumers do not say that they have added": ordered(no_release("shared.turn().release();")),
+    "consumers add before it is their turn": ordered(no_wait("shared.turn(step).wait_until_full(", *UNORDERED)),
+    "a turn is passed on before all have added": ordered(
+        no_wait("mbarrier_wait(shared.turn(turns).empty,", *UNORDERED, "deadlock")
+    ),
+    "consumers are told of a turn while the one before the last is kept": ordered(
+        no_wait("shared.passed_turn(turns).wait_until_empty(", *UNORDERED, "mbarrier", "deadlock")
+    ),
+    "consumers are not told of their turn": ordered(no_release("mbarrier_arrive(shared.turn(turns).full);")),
+    "nobody says that a turn has been passed on": ordered(
+        no_release("mbarrier_arrive(shared.passed_turn(turns).empty);")
+    ),
+    "consumers do not say that they have added": ordered(no_release("shared.turn(step).release();")),
     "a turn is never passed on": ordered(Mutation("turn.pass();", r"st\.release", {"deadlock"})),
 }
 

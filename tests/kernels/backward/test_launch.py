@@ -47,7 +47,8 @@ def test_scratch_by_hand():
     assert scratch.padded_rows == 320
     assert (scratch.row_lse, scratch.row_dot, scratch.dQ_sums) == (0, 4 * rows, 8 * rows)
     assert scratch.turns == 8 * rows + 4 * 128 * rows
-    assert scratch.total == scratch.turns + 512  # two counters of 4 bytes for each of 40 blocks, rounded up
+    assert scratch.tiles_taken == scratch.turns + 2 * 4 * 40  # two counters for each of 40 blocks
+    assert scratch.total == scratch.turns + 512  # with a count of 8 bytes, rounded up
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=9), st.integers(0, 100))
@@ -85,6 +86,13 @@ def test_a_thread_block_for_each_block_of_keys(config):
     assert found.arguments.dQ_sums == 0x10000 + 8 * 2 * 4 * 320
     assert len(found.tensor_maps) == (4 if config is HOPPER else 0)
     assert found.parameters[-1] is found.arguments
+
+
+@pytest.mark.parametrize(("batch", "blocks"), [(2, 32), (20, 132)])
+def test_persistent_thread_blocks_are_as_many_as_multiprocessors_or_as_blocks_of_keys(batch, blocks):
+    persistent = replace(HOPPER, persistent=True)
+    found = launch(persistent, tensors((batch, 4, 300, 128), (batch, 4, 500, 128)))
+    assert found.grid == (blocks, 1, 1)
 
 
 @FAMILIES

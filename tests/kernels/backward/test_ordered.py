@@ -46,6 +46,14 @@ def test_no_thread_block_waits_for_one_that_is_launched_after_it(config):
     assert looks[0] == 3 * 3 < looks[1]
 
 
+def test_no_persistent_thread_block_waits_for_one_that_has_not_begun():
+    """Six blocks of keys of two heads on four thread blocks, which run one after the other: the first computes all."""
+    config = replace(HOPPER, persistent=True)
+    problem = three_blocks(config, heads=(2, 2))
+    one_by_one, all_at_once = (run_in_order(config, problem, blocks_per_wave=blocks) for blocks in (1, 64))
+    assert np.array_equal(one_by_one.sums.view(np.uint32), all_at_once.sums.view(np.uint32))
+
+
 @FAMILIES
 @pytest.mark.parametrize("left", [None, 70], ids=["causal", "a window"])
 def test_turns_end_at_the_number_of_blocks_of_keys_that_a_block_of_queries_attends_to(config, left):

@@ -38,6 +38,7 @@ HOPPER_PAIR = "hopper backward (BF16, 128, 64, 64, 2): stages_2_2"
 """Two warpgroups share keys: P goes through shared memory."""
 HOPPER_CLUSTER = "hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired"
 """Two thread blocks add half of the columns of dQ each."""
+HOPPER_PERSISTENT = "hopper backward (FP16, 64, 64, 64, 1): stages_2_2+register_P+persistent"
 FAMILIES = pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
 
@@ -168,6 +169,34 @@ def test_gradients_of_every_variant(case):
         assert run.findings == []
 
 
+PERSISTENT = {
+    "more blocks of keys than thread blocks, grouped heads": (HOPPER_PERSISTENT, (2, 4, 2, 100, 130), CAUSAL),
+    "keys that no row attends to": (HOPPER_PERSISTENT + "+keys_ahead", (1, 1, 1, 70, 400), CAUSAL_TOP_LEFT),
+    "dQ added by the copy engine": (HOPPER_PERSISTENT.replace("+pers", "+bulk_dQ+pers"), (1, 2, 1, 130, 200), Window()),
+    "dQ added in order": (
+        HOPPER_PERSISTENT.replace("+pers", "+ordered+pers") + "+keys_ahead",
+        (1, 1, 1, 70, 200),
+        CAUSAL,
+    ),
+    "two warpgroups, two blocks of keys ahead": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead",
+        (1, 1, 1, 65, 600),
+        Window(left=500),
+    ),
+    "no row attends to any key": (HOPPER_PERSISTENT, (1, 1, 1, 70, 200), Window(right=-300)),
+}
+
+
+@pytest.mark.parametrize("case", PERSISTENT.values(), ids=list(PERSISTENT))
+def test_persistent_thread_blocks_compute_every_block_of_keys(case):
+    """Two of them, each with several."""
+    text, shape, window = case
+    config = parse_config(text)
+    problem = Problem.random((*shape, config.d_head), config.dtype, AttentionOptions(window))
+    found = check_backward(config, problem, multiprocessors=2)
+    assert found.run.findings == []
+
+
 def test_vector_reductions_give_the_same_sums():
     """Of GPUs from sm_90 on; the order in which threads hold a block of dQ is another."""
     problem = Problem.random((1, 2, 2, 100, 150, 64), DType.FP16)
@@ -251,7 +280,11 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("config", [AMPERE, HOPPER_PAIR, HOPPER_CLUSTER], ids=["ampere", "hopper", "cluster"])
+@pytest.mark.parametrize(
+    "config",
+    [AMPERE, HOPPER_PAIR, HOPPER_CLUSTER, HOPPER_PERSISTENT],
+    ids=["ampere", "hopper", "cluster", "persistent"],
+)
 @pytest.mark.parametrize("case", PACKED.values(), ids=list(PACKED))
 def test_packed_sequences_are_differentiated_apart(config, case):
     """What is NaN or infinite in one does not reach its neighbours."""

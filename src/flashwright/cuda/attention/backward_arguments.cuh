@@ -19,4 +19,5 @@ struct BackwardArguments {
     int pairs_at_once;
     // What gradients of scores are multiplied by to be those of products q·k.
     float gradient_scale;
+    uint64 *tiles_taken; // by persistent thread blocks, beyond the first of each
 };

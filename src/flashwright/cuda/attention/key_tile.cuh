@@ -12,6 +12,12 @@ struct KeyTile {
     int kv_block, kv_head, batch;
 };
 
+// All of a launch.
+DEVICE int key_tiles(const BackwardArguments &args) {
+    const int lines = variant::variable_lengths ? 1 : args.forward.batches;
+    return args.kv_blocks * (args.forward.q_heads / args.forward.q_heads_per_kv_head) * lines;
+}
+
 // The tile of a thread block. Those of one head and batch are neighbours, so that they share Q and dO in the cache. Where
 // a mask leaves earlier keys more queries than later ones, or blocks of keys add to dQ in order, `pairs_at_once` heads and
 // batches take turns. With a mask the blocks with most queries begin first, so that none of those is left to the end. In

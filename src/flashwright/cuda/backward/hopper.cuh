@@ -4,6 +4,9 @@
 // every head of Q that shares the keys: dK and dV stay in registers, dQ is added to sums in global memory. Scores are
 // computed transposed, a row per key. A producer fills rings of Q and dO stages in shared memory; a stage is `full` when
 // its copy has arrived and `empty` when every consumer warp has read it.
+//
+// A persistent thread block owns several blocks of keys, one after the other: while the consumers leave one, the next
+// one's first blocks of Q and dO, and its K and V where there is room for two, are copied.
 #pragma once
 #include "backward/hopper_consumer.cuh"
 #include "backward/hopper_producer.cuh"
@@ -16,8 +19,7 @@ __global__ void __cluster_dims__(shape::together) __launch_bounds__(consumer_thr
     const HopperArguments args{Q, K, V, dO, backward};
     extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
-    const Work work(backward, key_tile(backward, blockIdx.x));
-    if (!work.exists())
+    if (!cfg::persistent && !work_of(backward, blockIdx.x).exists())
         return;
     if (threadIdx.x == 0)
         shared.init_barriers();
@@ -29,18 +31,21 @@ __global__ void __cluster_dims__(shape::together) __launch_bounds__(consumer_thr
     // A warpgroup's registers are its own: those that do not compute need few, and give the others to the consumers.
     if (threadIdx.x >= consumer_threads) {
         give_registers_back<shape::producer_registers>();
-        if (work.steps(backward) > 0) {
-            if (threadIdx.x == consumer_threads)
-                produce(args, work, shared);
-            if (threadIdx.x == consumer_threads + warp_threads) {
-                if constexpr (cfg::bulk_dQ)
-                    add_blocks_of_dQ(args, work, shared);
-                else if constexpr (cfg::ordered)
-                    keep_turns(args, work, shared);
-            }
-            if (cfg::paired && threadIdx.x == consumer_threads + 2 * warp_threads)
-                send_weights(args, work, shared);
+        if (threadIdx.x == consumer_threads)
+            produce(args, shared);
+        if (threadIdx.x == consumer_threads + warp_threads) {
+            if constexpr (cfg::bulk_dQ)
+                add_blocks_of_dQ(args, shared);
+            else if constexpr (cfg::ordered)
+                wait_for_turns(args, shared);
         }
+        // Either of these two is there, or neither.
+        if (cfg::paired && threadIdx.x == consumer_threads + 2 * warp_threads)
+            send_weights(args, shared);
+        if (cfg::persistent && threadIdx.x == consumer_threads + 2 * warp_threads)
+            announce_tiles(args, shared);
+        if (cfg::ordered && !cfg::bulk_dQ && threadIdx.x == consumer_threads + 3 * warp_threads)
+            pass_turns(args, shared);
     } else {
         take_registers<shape::consumer_registers>();
         Consumer{args, shared}.run();

@@ -45,29 +45,74 @@ struct Consumer {
     float dV[1][columns_per_part / mma_columns][accumulator_values] = {};
     Sums::Accumulator dQ;
     Pair lse[column_tiles], dots[column_tiles];
+    int index = 0; // of the tile, among those of this thread block
 
     DEVICE void run() {
-        const int steps = work().steps(args.backward);
-        if (steps > 0) {
+        if constexpr (cfg::persistent)
+            compute_announced_tiles();
+        else
+            compute(0, work().steps(args.backward));
+    }
+
+  private:
+    DEVICE void compute_announced_tiles() {
+        int step = 0;
+#pragma unroll 1
+        for (;; ++index) {
+            const Slot slot = shared.tile(index);
+            slot.wait_until_full(TilePlace::after(index).lap);
+            const int steps = uniform(TileNote::read(slot.data).steps);
+            if (steps < 0)
+                return;
+            compute(step, step + steps);
+            step += steps;
+            __syncwarp(); // the first lane releases what all have read
+            slot.release();
+        }
+    }
+    // A tile, by all its steps.
+    DEVICE void compute(int first_step, int end) {
+        const int first = cfg::persistent ? first_step : 0;
+        if constexpr (cfg::persistent) { // the tile before has left sums, and keys have been copied for one without steps
+            clear(dK[0]);
+            clear(dV[0]);
             wait_for_keys();
+        }
+        if (first < end) {
+            if constexpr (!cfg::persistent)
+                wait_for_keys();
             // Zeros are there before any product is under way.
             pin_registers(dK[0]);
             pin_registers(dV[0]);
-            this->step<true>(0);
+            this->step<true>(first);
 #pragma unroll 1
-            for (int step = 1; step < steps; ++step)
+            for (int step = first + 1; step < end; ++step)
                 this->step<false>(step);
-            finish_dQ(steps - 1);
+            finish_dQ(end - 1);
         }
+        if constexpr (cfg::persistent && !cfg::keys_ahead)
+            release_keys();
         // The other thread block may be reading what this one has sent, or telling it so.
         if constexpr (cfg::paired)
             cluster_sync();
         store();
     }
+    template <int column_tiles> static DEVICE void clear(float (&c)[column_tiles][accumulator_values]) {
+#pragma unroll
+        for (int n = 0; n < column_tiles; ++n)
+#pragma unroll
+            for (int i = 0; i < accumulator_values; ++i)
+                c[n][i] = 0;
+    }
 
-  private:
     // Found again where it is needed: the loop has no registers to keep it.
-    DEVICE Work work() const { return Work(args.backward, key_tile(args.backward, block_index_again().x)); }
+    DEVICE Work work() const { return work_of(args.backward, tile()); }
+    DEVICE int tile() const {
+        if constexpr (cfg::persistent)
+            return TileNote::read(shared.tile(index).data).tile;
+        return block_index_again().x;
+    }
+    DEVICE KeysPlace keys_place() const { return KeysPlace::after(index); }
     // Of the warp's first key, in the tile.
     DEVICE int first_key() const { return key_group * warpgroup_rows + thread_index_again() / warp_threads % 4 * mma_rows; }
 
@@ -75,14 +120,23 @@ struct Consumer {
 
     DEVICE void wait_for_keys() {
         for (int group = 0; group < shape::key_groups; ++group) {
-            shared.K(group).wait_until_full(0); // @operand K
+            K(group).wait_until_full(keys_place().lap); // @operand K
             if constexpr (cfg::paired)
                 shared.other_K(group).wait_until_full(0); // @operand K
         }
         clear_keys_of_others();
         for (int group = 0; group < shape::key_groups; ++group)
-            shared.V(group).wait_until_full(0); // @operand V
+            V(group).wait_until_full(keys_place().lap); // @operand V
     }
+    // For those of the next tile.
+    DEVICE void release_keys() const {
+        for (int group = 0; group < shape::key_groups; ++group) {
+            K(group).release();
+            V(group).release();
+        }
+    }
+    DEVICE Slot K(int group) const { return shared.K(group, keys_place().stage); }
+    DEVICE Slot V(int group) const { return shared.V(group, keys_place().stage); }
 
     DEVICE void start_scores(int step) {
         const QPlace place = QPlace::after(step);
@@ -91,7 +145,7 @@ struct Consumer {
         clear_queries_of_others(Q.data, step);
         if constexpr (!variant::softcaps)
             load_terms<0, tiles_at_once>(lse, shared.lse(place.stage)); // before the products: loads would wait for those
-        issue_shared_shared<cfg::d_head, cfg::B_r>(S[0], found_again(shared.K(key_group).data), // @product S
+        issue_shared_shared<cfg::d_head, cfg::B_r>(S[0], found_again(K(key_group).data), // @product S
                                                    in_block(Q.data) + first_query_offset());
     }
     DEVICE void start_dP(int step) {
@@ -99,7 +153,7 @@ struct Consumer {
         const Slot dO = shared.dO(place.stage);
         dO.wait_until_full(place.lap); // @operand dO
         clear_queries_of_others(dO.data, step);
-        issue_shared_shared<cfg::d_head, cfg::B_r>(dP[0], found_again(shared.V(key_group).data), // @product dP
+        issue_shared_shared<cfg::d_head, cfg::B_r>(dP[0], found_again(V(key_group).data), // @product dP
                                                    in_block(dO.data) + first_query_offset());
     }
     // A place in shared memory, for descriptors: in a cluster an address says in whose block it is, above its own bits.
@@ -153,11 +207,11 @@ struct Consumer {
         const uint32 columns = first_panel * panel_bytes<warpgroup_rows>;
         wgmma_fence();
         issue_rows_rows<true>(dQ[0], in_block(shared.dS(step, 0)) + rows, // @product dQ
-                              found_again(shared.K(0).data) + columns);
+                              found_again(K(0).data) + columns);
 #pragma unroll
         for (int group = 1; group < shape::key_groups; ++group)
             issue_rows_rows<false>(dQ[0], in_block(shared.dS(step, group)) + rows, // @product dQ
-                                   found_again(shared.K(group).data) + columns);
+                                   found_again(K(group).data) + columns);
         if constexpr (cfg::paired) {
             const uint32 other_columns = first_panel / shape::together * panel_bytes<warpgroup_rows>;
 #pragma unroll
@@ -188,8 +242,15 @@ struct Consumer {
         start_dV(step);
         start_dK(step);
         if constexpr (!first) {
+            // Read before dQ is waited for, where there are registers for it: the assembler would put the wait for dV
+            // between the two, and additions would begin when dV is complete.
+            float *sums;
+            if constexpr (shape::P_in_registers)
+                sums = dQ_sums(step - 1);
             wgmma_wait_group<2>();
-            add_dQ(step - 1);
+            if constexpr (!shape::P_in_registers)
+                sums = dQ_sums(step - 1);
+            add_dQ(step - 1, sums);
         }
         wgmma_wait_group<1>();
         pin_registers(dV[0]);
@@ -205,7 +266,7 @@ struct Consumer {
     DEVICE void finish_dQ(int step) {
         start_dQ_of_written(step);
         wgmma_wait_group<0>();
-        add_dQ(step);
+        add_dQ(step, dQ_sums(step));
     }
 
     DEVICE void start_dQ_of_written(int step) {
@@ -272,8 +333,10 @@ struct Consumer {
             mbarrier_arrive(shared.weights(step).full);
     }
 
+    // Where dQ of a step is added.
+    DEVICE float *dQ_sums(int step) const { return StepNote::read(shared.note(step)).dQ_sums; }
     // Of a step whose product is complete.
-    DEVICE void add_dQ(int step) {
+    DEVICE void add_dQ(int step, float *sums) {
         pin_registers(dQ[0]);
         release_weights(step);
         if constexpr (cfg::bulk_dQ) {
@@ -287,12 +350,11 @@ struct Consumer {
             return;
         }
         if constexpr (cfg::ordered)
-            shared.turn().wait_until_full(TurnPlace::after(step).lap);
-        Sums::add(StepNote::read(shared.note(step)).dQ_sums, dQ,
-                  dQ_group() * warpgroup_threads + threadIdx.x % warpgroup_threads);
+            shared.turn(step).wait_until_full(OrderPlace::after(step).lap);
+        Sums::add(sums, dQ, dQ_group() * warpgroup_threads + threadIdx.x % warpgroup_threads);
         if constexpr (cfg::ordered) {
             __syncwarp(); // the first lane speaks for all
-            shared.turn().release();
+            shared.turn(step).release();
         }
     }
 
@@ -333,7 +395,7 @@ struct Consumer {
 #pragma unroll
             for (int group = 0; group < shape::key_groups; ++group) {
                 const int own = work().keys - group * warpgroup_rows;
-                clear_rows_of_others<warpgroup_rows, shape::panels>(shared.K(group).data, own);
+                clear_rows_of_others<warpgroup_rows, shape::panels>(K(group).data, own);
                 if constexpr (cfg::paired)
                     clear_rows_of_others<warpgroup_rows, shape::other_K_bytes / panel_bytes<warpgroup_rows>>(
                         shared.other_K(group).data, own + (rank_in_cluster() ? cfg::B_c : -cfg::B_c));

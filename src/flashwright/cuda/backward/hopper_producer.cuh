@@ -1,86 +1,168 @@
-// What does not compute in the Hopper backward: one thread starts the copy engine's copies, another waits for turns.
+// What does not compute in the Hopper backward: one thread starts the copy engine's copies, another waits for turns, and
+// of a persistent thread block one takes tiles.
 #pragma once
 #include "backward/hopper_shared.cuh"
+#include "ptx/atomics.cuh"
 
 // Copies everything that the consumers read, in the order in which they read it.
-DEVICE void produce(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
-    const BackwardArguments &backward = args.backward;
-    const QuerySteps<Work> query_steps{backward, work};
-    const int batch = variant::variable_lengths ? 0 : work.tile.batch; // packed tensors have one batch
-    const int first_key = work.sequence.kv_start + work.first_key;
-    const int steps = work.steps(backward);
+struct Producer {
+    const HopperArguments &args;
+    const SharedMemory &shared;
     QPlace Q_place;
     dOPlace dO_place;
 
-    const auto fill_keys = [&](const Slot &slot, const TensorMap &map, int group) {
-        fill<warpgroup_rows, shape::panels>(slot, map, first_key + group * warpgroup_rows, work.tile.kv_head, batch);
-    };
-    const auto fill_Q = [&](int step) {
-        const QueryStep at = query_steps.at(step);
-        const Slot slot = shared.Q(Q_place.stage);
-        slot.wait_until_empty(Q_place.lap); // @operand Q
-        const int64 row = padded_row<cfg::B_r>(backward, work.sequence, at.head, work.tile.batch) + at.first_row;
-        const bool masked = at.block < work.queries.plain_begin || at.block >= work.queries.plain_end;
-        const int rows = min(work.sequence.q_length - at.first_row, cfg::B_r);
-        // The arrival that announces the copies makes the note visible too.
-        StepNote{at.first_row, rows, masked, backward.dQ_sums + row * cfg::d_head}.write(shared.note(step));
-        fill<cfg::B_r, shape::panels, shape::terms_bytes>(slot, args.Q, // @operand Q
-                                                          work.sequence.q_start + at.first_row, at.head, batch);
-        bulk_copy_bytes(shared.lse(Q_place.stage), backward.row_lse + row, slot.full, shape::terms_bytes);
-        Q_place.advance();
-    };
-    const auto fill_dO = [&](int step) {
-        const QueryStep at = query_steps.at(step);
-        const Slot slot = shared.dO(dO_place.stage);
-        slot.wait_until_empty(dO_place.lap); // @operand dO
-        fill<cfg::B_r, shape::panels, shape::terms_bytes>(slot, args.dO, // @operand dO
-                                                          work.sequence.q_start + at.first_row, at.head, batch);
-        const int64 row = padded_row<cfg::B_r>(backward, work.sequence, at.head, work.tile.batch) + at.first_row;
-        bulk_copy_bytes(shared.dots(dO_place.stage), backward.row_dot + row, slot.full, shape::terms_bytes);
-        dO_place.advance();
-    };
+    // What a tile needs. Its steps are counted from `first_step`, and it is the thread block's tile number `index`.
+    DEVICE void copy(const Work &work, int steps, int first_step, int index) {
+        const KeysPlace place = KeysPlace::after(index);
+        if (steps > 0)
+            fill_Q(work, 0, first_step);
+        for (int group = 0; group < shape::key_groups; ++group)
+            fill_keys(work, shared.K(group, place.stage), args.K, group, place.lap); // @operand K
+        if constexpr (cfg::paired)
+            fill_other_keys(work);
+        if (steps > 0)
+            fill_dO(work, 0);
+        for (int group = 0; group < shape::key_groups; ++group)
+            fill_keys(work, shared.V(group, place.stage), args.V, group, place.lap); // @operand V
+#pragma unroll 1
+        for (int step = 1; step < steps; ++step) {
+            fill_Q(work, step, first_step);
+            fill_dO(work, step);
+        }
+    }
 
-    for (int group = 0; group < shape::key_groups; ++group)
-        fill_keys(shared.K(group), args.K, group); // @operand K
-    if constexpr (cfg::paired) {
+  private:
+    // Packed tensors have one batch.
+    static DEVICE int batch(const Work &work) { return variant::variable_lengths ? 0 : work.tile.batch; }
+    static DEVICE int first_key(const Work &work) { return work.sequence.kv_start + work.first_key; }
+    DEVICE QueryStep at(const Work &work, int step) const { return QuerySteps<Work>{args.backward, work}.at(step); }
+    DEVICE int64 padded(const Work &work, const QueryStep &at) const {
+        return padded_row<cfg::B_r>(args.backward, work.sequence, at.head, work.tile.batch) + at.first_row;
+    }
+
+    DEVICE void fill_keys(const Work &work, const Slot &slot, const TensorMap &map, int group, uint32 lap) const {
+        // The consumers have left the tile before. With two stages they have left the one before that: none is announced
+        // sooner.
+        if constexpr (cfg::persistent && !cfg::keys_ahead)
+            slot.wait_until_empty(lap);
+        fill<warpgroup_rows, shape::panels>(slot, map, first_key(work) + group * warpgroup_rows, work.tile.kv_head,
+                                            batch(work));
+    }
+    DEVICE void fill_other_keys(const Work &work) const {
         const int rank = rank_in_cluster();
-        const int first_other = first_key + (rank ? -cfg::B_c : cfg::B_c);
+        const int first_other = first_key(work) + (rank ? -cfg::B_c : cfg::B_c);
         for (int group = 0; group < shape::key_groups; ++group) {
             const Slot slot = shared.other_K(group);
             mbarrier_arrive_expecting(slot.full, shape::other_K_bytes);
             for (int panel = 0; panel < shape::panels / shape::together; ++panel)
                 bulk_copy_tile(slot.data + panel * panel_bytes<warpgroup_rows>, args.K, slot.full, // @operand K
                                (shape::together * panel + rank) * panel_columns, first_other + group * warpgroup_rows,
-                               work.tile.kv_head, batch);
+                               work.tile.kv_head, batch(work));
         }
     }
-    fill_Q(0);
-    for (int group = 0; group < shape::key_groups; ++group)
-        fill_keys(shared.V(group), args.V, group); // @operand V
-    fill_dO(0);
+    DEVICE void fill_Q(const Work &work, int step, int first_step) {
+        const QueryStep at = this->at(work, step);
+        const Slot slot = shared.Q(Q_place.stage);
+        slot.wait_until_empty(Q_place.lap); // @operand Q
+        const int64 row = padded(work, at);
+        const bool masked = at.block < work.queries.plain_begin || at.block >= work.queries.plain_end;
+        const int rows = min(work.sequence.q_length - at.first_row, cfg::B_r);
+        float *const sums = args.backward.dQ_sums + row * cfg::d_head;
+        // The arrival that announces the copies makes the note visible too.
+        StepNote{at.first_row, rows, masked, sums}.write(shared.note(first_step + step));
+        fill<cfg::B_r, shape::panels, shape::terms_bytes>(slot, args.Q, // @operand Q
+                                                          work.sequence.q_start + at.first_row, at.head, batch(work));
+        bulk_copy_bytes(shared.lse(Q_place.stage), args.backward.row_lse + row, slot.full, shape::terms_bytes);
+        Q_place.advance();
+    }
+    DEVICE void fill_dO(const Work &work, int step) {
+        const QueryStep at = this->at(work, step);
+        const Slot slot = shared.dO(dO_place.stage);
+        slot.wait_until_empty(dO_place.lap); // @operand dO
+        fill<cfg::B_r, shape::panels, shape::terms_bytes>(slot, args.dO, // @operand dO
+                                                          work.sequence.q_start + at.first_row, at.head, batch(work));
+        bulk_copy_bytes(shared.dots(dO_place.stage), args.backward.row_dot + padded(work, at), slot.full,
+                        shape::terms_bytes);
+        dO_place.advance();
+    }
+};
+
+// Announces the tiles of a persistent thread block: the first by its own number, then each that nobody has taken when the
+// copies for the one before have been started. Later would leave the copy engine idle; earlier would leave a tile to a
+// thread block that is busy while others have none. In order, the first is taken too: tiles wait for those before them,
+// which are then all of thread blocks that have begun.
+DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shared) {
+    const BackwardArguments &backward = args.backward;
+    const int tiles = key_tiles(backward), dealt = cfg::ordered ? 0 : gridDim.x;
+    const auto next = [&] { return dealt + (int)add_relaxed(backward.tiles_taken, 1); };
+    int tile = cfg::ordered ? next() : blockIdx.x;
 #pragma unroll 1
-    for (int step = 1; step < steps; ++step) {
-        fill_Q(step);
-        fill_dO(step);
+    for (int index = 0;; ++index) {
+        // Packed sequences have places for tiles that they do not need.
+        while (tile < tiles && !work_of(backward, tile).exists())
+            tile = next();
+        const Slot slot = shared.tile(index);
+        slot.wait_until_empty(TilePlace::after(index).lap);
+        const bool is_none = tile >= tiles;
+        TileNote{tile, is_none ? -1 : work_of(backward, tile).steps(backward)}.write(slot.data);
+        mbarrier_arrive(slot.full);
+        if (is_none)
+            return;
+        shared.copies().wait_until_full(TurnPlace::after(index).lap);
+        tile = next();
     }
 }
 
+// The tiles of a thread block, for one thread: `visit` is given each with its steps, the number of steps before them, and
+// its own number.
+template <class Visit>
+DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &shared, const Visit &visit) {
+    if constexpr (cfg::persistent) {
+        int first_step = 0;
+#pragma unroll 1
+        for (int index = 0;; ++index) {
+            const Slot slot = shared.tile(index);
+            slot.wait_until_full(TilePlace::after(index).lap);
+            const TileNote note = TileNote::read(slot.data);
+            if (note.is_none())
+                return;
+            visit(work_of(args.backward, note.tile), note.steps, first_step, index);
+            first_step += note.steps;
+            mbarrier_arrive(slot.empty);
+        }
+    } else {
+        const Work work = work_of(args.backward, blockIdx.x);
+        if (const int steps = work.steps(args.backward); steps > 0)
+            visit(work, steps, 0, 0);
+    }
+}
+
+DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
+    Producer producer{args, shared};
+    for_each_tile(args, shared, [&](const Work &work, int steps, int first_step, int index) {
+        producer.copy(work, steps, first_step, index);
+        if constexpr (cfg::persistent)
+            mbarrier_arrive(shared.copies().full);
+    });
+}
+
 // Sends dS to the other thread block of a pair, and announces what that one sends.
-DEVICE void send_weights(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
+DEVICE void send_weights(const HopperArguments &args, const SharedMemory &shared) {
     constexpr int bytes = shape::key_groups * shape::weight_group_bytes;
     const uint32 other = rank_in_cluster() ^ 1;
-    const int steps = work.steps(args.backward);
+    for_each_tile(args, shared, [&](const Work &, int steps, int, int) {
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-        const Slot received = shared.received_slot(step);
-        if (step >= shape::weight_stages)
-            received.wait_until_full(WeightsPlace::after(step - shape::weight_stages).lap);
-        mbarrier_arrive_expecting(received.full, bytes);
-        // Written after the other has read what was sent in the same stage before.
-        shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
-        bulk_copy_to_block(address_in_block(shared.received(step, 0), other), shared.dS(step, 0),
-                           address_in_block(received.full, other), bytes);
-    }
+        for (int step = 0; step < steps; ++step) {
+            const Slot received = shared.received_slot(step);
+            if (step >= shape::weight_stages)
+                received.wait_until_full(WeightsPlace::after(step - shape::weight_stages).lap);
+            mbarrier_arrive_expecting(received.full, bytes);
+            // Written after the other has read what was sent in the same stage before.
+            shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
+            bulk_copy_to_block(address_in_block(shared.received(step, 0), other), shared.dS(step, 0),
+                               address_in_block(received.full, other), bytes);
+        }
+    });
 }
 
 DEVICE Turn turn_of(const HopperArguments &args, const Work &work, const QueryStep &step) {
@@ -99,49 +181,63 @@ template <int part = 0> DEVICE void free_parts_of_dQ(const SharedMemory &shared)
 
 // Has the copy engine add each block of dQ that the consumers leave in shared memory, a warpgroup's part at a time: none
 // waits for another.
-DEVICE void add_blocks_of_dQ(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
-    const QuerySteps<Work> query_steps{args.backward, work};
-    const int steps = work.steps(args.backward);
+DEVICE void add_blocks_of_dQ(const HopperArguments &args, const SharedMemory &shared) {
     TurnPlace place;
+    for_each_tile(args, shared, [&](const Work &work, int steps, int, int) {
+        const QuerySteps<Work> query_steps{args.backward, work};
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-        const QueryStep at = query_steps.at(step);
-        const Turn turn = turn_of(args, work, at);
-        const int64 row = padded_row<cfg::B_r>(args.backward, work.sequence, at.head, work.tile.batch) + at.first_row;
-        if constexpr (cfg::ordered)
-            turn.wait();
+        for (int step = 0; step < steps; ++step) {
+            const QueryStep at = query_steps.at(step);
+            const Turn turn = turn_of(args, work, at);
+            const int64 row = padded_row<cfg::B_r>(args.backward, work.sequence, at.head, work.tile.batch) + at.first_row;
+            if constexpr (cfg::ordered)
+                turn.wait();
 #pragma unroll
-        for (int part = 0; part < cfg::n_consumers; ++part) {
-            const Slot slot = shared.dQ(part);
-            slot.wait_until_full(place.lap);
-            bulk_add_floats(args.backward.dQ_sums + row * cfg::d_head + part * (shape::dQ_part_bytes / (int)sizeof(float)),
-                            slot.data, shape::dQ_part_bytes);
-            bulk_commit_group();
+            for (int part = 0; part < cfg::n_consumers; ++part) {
+                const Slot slot = shared.dQ(part);
+                slot.wait_until_full(place.lap);
+                bulk_add_floats(args.backward.dQ_sums + row * cfg::d_head +
+                                    part * (shape::dQ_part_bytes / (int)sizeof(float)),
+                                slot.data, shape::dQ_part_bytes);
+                bulk_commit_group();
+            }
+            free_parts_of_dQ(shared);
+            if constexpr (cfg::ordered) {
+                bulk_wait_until_added();
+                turn.pass();
+            }
+            place.advance();
         }
-        free_parts_of_dQ(shared);
-        if constexpr (cfg::ordered) {
-            bulk_wait_until_added();
-            turn.pass();
-        }
-        place.advance();
-    }
+    });
     bulk_wait_until_added();
 }
 
-// Waits until it is this thread block's turn to add to each block of dQ that it adds to, and passes the turn on when it
-// has added.
-DEVICE void keep_turns(const HopperArguments &args, const Work &work, const SharedMemory &shared) {
-    const QuerySteps<Work> query_steps{args.backward, work};
-    const int steps = work.steps(args.backward);
-    const Slot slot = shared.turn();
-    TurnPlace place;
+// Waits until it is this thread block's turn to add to each block of dQ that it adds to, and tells the consumers.
+DEVICE void wait_for_turns(const HopperArguments &args, const SharedMemory &shared) {
+    int turns = 0;
+    for_each_tile(args, shared, [&](const Work &work, int steps, int, int) {
+        const QuerySteps<Work> query_steps{args.backward, work};
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-        const Turn turn = turn_of(args, work, query_steps.at(step));
-        turn.wait();
-        mbarrier_arrive(slot.full);
-        place.advance();
-        slot.wait_until_empty(place.lap); // all consumers have added
-        turn.pass();
-    }
+        for (int step = 0; step < steps; ++step, ++turns) {
+            turn_of(args, work, query_steps.at(step)).wait();
+            shared.passed_turn(turns).wait_until_empty(OrderPlace::after(turns).lap);
+            mbarrier_arrive(shared.turn(turns).full);
+        }
+    });
+}
+
+// Passes each turn on when all consumers have added: another thread, for that takes as long as a step of some kernels, and
+// so does looking for the next turn.
+DEVICE void pass_turns(const HopperArguments &args, const SharedMemory &shared) {
+    int turns = 0;
+    for_each_tile(args, shared, [&](const Work &work, int steps, int, int) {
+        const QuerySteps<Work> query_steps{args.backward, work};
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step, ++turns) {
+            const Turn turn = turn_of(args, work, query_steps.at(step));
+            mbarrier_wait(shared.turn(turns).empty, OrderPlace::after(turns).lap);
+            turn.pass();
+            mbarrier_arrive(shared.passed_turn(turns).empty);
+        }
+    });
 }

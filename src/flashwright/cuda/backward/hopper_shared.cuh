@@ -25,11 +25,16 @@ constexpr int consumers = 1;
 using QPlace = RingPlace<cfg::Q_stages>;
 using dOPlace = RingPlace<cfg::dO_stages>;
 using TurnPlace = RingPlace<1>;
+using OrderPlace = RingPlace<shape::turn_stages>;
+using KeysPlace = RingPlace<shape::key_stages>;
+using TilePlace = RingPlace<shape::tile_stages>;
+static_assert(shape::key_stages == 1 || shape::key_stages == shape::tile_stages);
 using WeightsPlace = RingPlace<shape::weight_stages>;
 
 DEVICE KeyTile key_tile(const BackwardArguments &backward, int block) {
     return key_tile_of_block<cfg::ordered, cfg::B_c, shape::together>(backward, block);
 }
+DEVICE Work work_of(const BackwardArguments &backward, int block) { return Work(backward, key_tile(backward, block)); }
 
 // What the producer knows of a step, so that the consumers need no registers for it.
 struct StepNote {
@@ -51,28 +56,55 @@ struct StepNote {
     }
 };
 
+// A tile of a persistent thread block, as one of its threads announces it to the others.
+struct TileNote {
+    int tile;  // as thread blocks are numbered where each has one
+    int steps; // negative: there are no more tiles
+
+    static constexpr int bytes = sizeof(Vector16B);
+
+    DEVICE bool is_none() const { return steps < 0; }
+    DEVICE void write(uint32 shared) const { store_shared_16B(shared, {(uint32)tile, (uint32)steps}); }
+    static DEVICE TileNote read(uint32 shared) {
+        const Vector16B v = load_shared_16B(shared);
+        return {(int)v.words[0], (int)v.words[1]};
+    }
+};
+
 struct SharedMemory {
     uint32 base;
 
     // 64 keys each, all rows of which one warpgroup multiplies at a time.
-    DEVICE Slot K(int group) const { return slot(shape::K_offset + group * shape::key_group_bytes, 0, group); }
-    DEVICE Slot V(int group) const {
-        return slot(shape::V_offset + group * shape::key_group_bytes, shape::key_groups, group);
-    }
+    DEVICE Slot K(int group, int stage = 0) const { return keys(shape::K_offset, 0, group, stage); }
+    DEVICE Slot V(int group, int stage = 0) const { return keys(shape::V_offset, shape::key_slots, group, stage); }
     DEVICE Slot Q(int stage) const {
-        return slot(shape::Q_offset + stage * shape::query_bytes, 2 * shape::key_groups, stage);
+        return slot(shape::Q_offset + stage * shape::query_bytes, 2 * shape::key_slots, stage);
     }
     DEVICE Slot dO(int stage) const {
-        return slot(shape::dO_offset + stage * shape::query_bytes, 2 * shape::key_groups + cfg::Q_stages, stage);
+        return slot(shape::dO_offset + stage * shape::query_bytes, 2 * shape::key_slots + cfg::Q_stages, stage);
     }
     // Full: it is this thread block's turn to add to dQ. Empty: it has added.
-    DEVICE Slot turn() const { return slot(0, 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, 0); }
+    DEVICE Slot turn(int turn) const {
+        return slot(0, 2 * shape::key_slots + cfg::Q_stages + cfg::dO_stages, OrderPlace::after(turn).stage);
+    }
+    // Empty: the turn has been passed on.
+    DEVICE Slot passed_turn(int turn) const {
+        return slot(0, 2 * shape::key_slots + cfg::Q_stages + cfg::dO_stages + shape::turn_stages,
+                    OrderPlace::after(turn).stage);
+    }
     // A warpgroup's part of a block of dQ on its way to its sums, where the copy engine adds it. Consumers have no turns
     // then.
     DEVICE Slot dQ(int warpgroup) const {
         return slot(shape::dQ_offset + warpgroup * shape::dQ_part_bytes,
-                    2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages, warpgroup);
+                    2 * shape::key_slots + cfg::Q_stages + cfg::dO_stages, warpgroup);
     }
+    // A tile of a persistent thread block, by its number among those. Full: it is announced. Empty: nobody needs it.
+    DEVICE Slot tile(int index) const {
+        const int stage = TilePlace::after(index).stage;
+        return slot(shape::tiles_offset + stage * TileNote::bytes, tile_barriers, stage);
+    }
+    // Full: all copies for a tile have been started.
+    DEVICE Slot copies() const { return slot(0, tile_barriers + shape::tile_stages, 0); }
     // Full: dS of a step, and P if it is in shared memory, are written. Empty: they have been read, in both thread blocks
     // of a pair.
     DEVICE Slot weights(int step) const { return slot(0, weights_barriers, step % shape::weight_stages); }
@@ -99,10 +131,11 @@ struct SharedMemory {
 
     DEVICE void init_barriers() const {
         constexpr int consumer_warps = consumer_threads / warp_threads;
-        for (int group = 0; group < shape::key_groups; ++group) {
-            K(group).init_barriers(consumer_warps);
-            V(group).init_barriers(consumer_warps);
-        }
+        for (int stage = 0; stage < shape::key_stages; ++stage)
+            for (int group = 0; group < shape::key_groups; ++group) {
+                K(group, stage).init_barriers(consumer_warps);
+                V(group, stage).init_barriers(consumer_warps);
+            }
         for (int stage = 0; stage < cfg::Q_stages; ++stage)
             Q(stage).init_barriers(consumer_warps);
         for (int stage = 0; stage < cfg::dO_stages; ++stage)
@@ -112,8 +145,11 @@ struct SharedMemory {
                 mbarrier_init(dQ(warpgroup).full, consumer_warps / cfg::n_consumers);
                 mbarrier_init(dQ(warpgroup).empty, 1);
             }
-        } else {
-            turn().init_barriers(consumer_warps);
+        } else if constexpr (cfg::ordered) {
+            for (int stage = 0; stage < shape::turn_stages; ++stage) {
+                turn(stage).init_barriers(consumer_warps);
+                passed_turn(stage).init_barriers(1);
+            }
         }
         for (int stage = 0; stage < shape::weight_stages; ++stage) {
             mbarrier_init(weights(stage).full, consumer_warps);
@@ -122,12 +158,24 @@ struct SharedMemory {
         }
         for (int group = 0; group < shape::key_groups; ++group)
             other_K(group).init_barriers(consumer_warps);
+        if constexpr (cfg::persistent) {
+            // Others that read it: who copies, who adds by the copy engine, who waits for turns and who passes them on.
+            constexpr int others = 1 + (cfg::bulk_dQ ? 1 : cfg::ordered ? 2 : 0);
+            for (int stage = 0; stage < shape::tile_stages; ++stage)
+                tile(stage).init_barriers(consumer_warps + others);
+            copies().init_barriers(1);
+        }
         mbarrier_init_fence();
     }
 
   private:
-    static constexpr int weights_barriers = 2 * shape::key_groups + cfg::Q_stages + cfg::dO_stages + shape::dQ_slots;
+    static constexpr int weights_barriers = 2 * shape::key_slots + cfg::Q_stages + cfg::dO_stages + shape::dQ_slots;
+    static constexpr int tile_barriers = weights_barriers + 2 * shape::weight_stages + shape::key_groups;
 
+    DEVICE Slot keys(uint32 offset, int first_barriers, int group, int stage) const {
+        const int place = stage * shape::key_groups + group;
+        return slot(offset + place * shape::key_group_bytes, first_barriers, place);
+    }
     DEVICE Slot slot(uint32 data_offset, int first_barriers, int index) const {
         return Slot::at(base + data_offset,
                         base + shape::barriers_offset + Slot::barrier_pair_bytes * (first_barriers + index));

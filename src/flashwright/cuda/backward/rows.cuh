@@ -56,9 +56,11 @@ DEVICE float dot_of_vectors(const Vector16B &a, const Vector16B &b) {
     return sum;
 }
 
-// Before: the terms of each row, sums of dQ and turns at zero.
+// Before: the terms of each row, sums of dQ, turns and the count of taken tiles at zero.
 template <int> __global__ void __launch_bounds__(row_kernel_threads)
     backward_rows_kernel(const __grid_constant__ BackwardArguments args) {
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+        *args.tiles_taken = 0;
     const QueryTile tile(args);
     if (!tile.exists())
         return;

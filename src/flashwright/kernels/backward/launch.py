@@ -49,6 +49,7 @@ class BackwardArguments(ctypes.Structure):
         ("kv_blocks", ctypes.c_int32),
         ("pairs_at_once", ctypes.c_int32),
         ("gradient_scale", ctypes.c_float),
+        ("tiles_taken", ctypes.c_uint64),
     )
 
 
@@ -62,6 +63,7 @@ class Scratch:
     row_dot: int
     dQ_sums: int
     turns: int
+    tiles_taken: int
     total: int
 
     ALIGNMENT = 256
@@ -75,7 +77,11 @@ class Scratch:
         row_bytes = _aligned(4 * rows)
         sums = 2 * row_bytes
         turns = sums + _aligned(4 * rows * config.d_head)
-        return cls(padded_rows, 0, row_bytes, sums, turns, turns + _aligned(8 * (rows // block)))
+        tiles_taken = turns + 8 * (rows // block)
+        return cls(padded_rows, 0, row_bytes, sums, turns, tiles_taken, _aligned(tiles_taken + 8))
+
+    PLACES = ("row_lse", "row_dot", "dQ_sums", "turns", "tiles_taken")
+    """The arguments that are addresses in it."""
 
 
 def _aligned(size: int) -> int:
@@ -167,7 +173,7 @@ def backward_launch(
         forward_arguments(config, q, k, v, o, sizes, options, lse_address, packed),
         *(TensorView(t.address, *t.strides[:3]) for t in (do, dq, dk, dv)),
         dlse=dlse_address,
-        **{name: scratch_address + getattr(scratch, name) for name in ("row_lse", "row_dot", "dQ_sums", "turns")},
+        **{name: scratch_address + getattr(scratch, name) for name in Scratch.PLACES},
         padded_rows=scratch.padded_rows,
         kv_blocks=kv_blocks,
         pairs_at_once=_pairs_at_once(sizes, kv_blocks, multiprocessors),

@@ -38,6 +38,11 @@ class HopperBackwardKernelConfig:
     """Two thread blocks exchange the gradients of their scores, and each adds half of the columns of dQ."""
     ordered: bool = False
     """Blocks of keys add to dQ in a fixed order, so that its bits are the same in every run."""
+    persistent: bool = False
+    """A thread block for each multiprocessor takes blocks of keys, one after the other."""
+    keys_ahead: bool = False
+    """Two blocks of K and V in shared memory: those of a persistent thread block's next tile are copied during this
+    one's steps."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -88,5 +93,7 @@ OPTIONS = {
     "bulk_dQ": "bulk_dQ",
     "paired": "paired",
     "ordered": "ordered",
+    "persistent": "persistent",
+    "keys_ahead": "keys_ahead",
 }
 """Fields that are on or off, by their names in short forms."""

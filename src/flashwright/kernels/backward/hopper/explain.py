@@ -15,6 +15,7 @@ from flashwright.kernels.backward.hopper.config import MAX_STAGES, WARPGROUP_ROW
 from flashwright.kernels.backward.hopper.shapes import (
     NOTE_BYTES,
     PANEL_COLUMNS,
+    TILE_STAGES,
     WARPGROUP_THREADS,
     WEIGHT_STAGES,
     HopperBackwardShapes,
@@ -51,6 +52,15 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "a thread block adds dQ of its own keys",
     ),
     "ordered": ORDERED,
+    "persistent": (
+        "a thread block for each multiprocessor takes blocks of keys, one after the other: the next one's copies run "
+        "while this one's gradients are written",
+        "a thread block for each block of keys",
+    ),
+    "keys_ahead": (
+        "two blocks of K and V in shared memory: the next ones are copied during the steps of these",
+        "one block of K and V in shared memory",
+    ),
 }
 _SIZES = ("B_r", "B_c", "n_consumers")
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "Q_stages", "dO_stages", *_SWITCHES)
@@ -78,7 +88,7 @@ def shapes(config: HopperBackwardKernelConfig) -> tuple[Shape, ...]:
     """The derived sizes, by the names the kernel uses."""
     derived = HopperBackwardShapes(config)
     meanings = {
-        "threads": "threads per block: the consumers', and a warpgroup's that copies and keeps turns",
+        "threads": "threads per block: the consumers', and a warpgroup's that copies, keeps turns and takes tiles",
         "key_groups": f"groups of {WARPGROUP_ROWS} keys",
         "parts": "warpgroups that share the same keys: queries of S and dP, columns of dV and dK",
         "dQ_column_parts": "warpgroups along the columns of dQ; the others stand along its rows",
@@ -153,7 +163,10 @@ def shared_map(config: HopperBackwardKernelConfig) -> SharedMap:
         )
 
     for operand, start in (("K", derived.K_offset), ("V", derived.V_offset)):
-        add(operand, start, derived.key_group_bytes, [f"{operand} {group}" for group in range(groups)], "stays")
+        names = [f"{operand} {group}" for group in range(groups)]
+        if config.keys_ahead:
+            names = [f"{name}, stage {stage}" for stage in range(derived.key_stages) for name in names]
+        add(operand, start, derived.key_group_bytes, names, "stays")
     for operand, start, stages in (
         ("Q", derived.Q_offset, config.Q_stages),
         ("dO", derived.dO_offset, config.dO_stages),
@@ -178,6 +191,14 @@ def shared_map(config: HopperBackwardKernelConfig) -> SharedMap:
         note = "of each row of Q" if name == "log-sum-exps" else "O·dO of each row"
         add("terms", start, stages * derived.terms_bytes, [name], note)
     add("notes", derived.notes_offset, 2 * config.Q_stages * NOTE_BYTES, ["notes"], "what the producer tells of a step")
+    if config.persistent:
+        add(
+            "notes",
+            derived.tiles_offset,
+            TILE_STAGES * NOTE_BYTES,
+            ["tiles"],
+            "what is known of this tile and the next",
+        )
     add(
         "B", derived.barriers_offset, derived.shared_bytes - derived.barriers_offset, ["barriers"], "pairs: full, empty"
     )

@@ -13,6 +13,10 @@ PANEL_COLUMNS = 64
 BARRIER_PAIR_BYTES = 16
 NOTE_BYTES = 16
 """Of what the producer tells the consumers of a step."""
+TILE_STAGES = 2
+"""A persistent thread block is told of its next tile while the consumers need to know of this one."""
+TURN_STAGES = 2
+"""Consumers have a turn while the one before is passed on."""
 WEIGHT_STAGES = 2
 """Of dS, and of P where it is in shared memory: products read those of a step while the next step's are written."""
 MOST_OPERAND_REGISTERS = 232
@@ -65,6 +69,10 @@ class HopperBackwardShapes:
             )
         if config.paired and config.bulk_dQ:
             raise ValueError("paired: bulk_dQ is on; two thread blocks add to dQ from registers")
+        if config.paired and config.persistent:
+            raise ValueError("paired: persistent is on; a thread block takes its next keys without asking another")
+        if config.keys_ahead and not config.persistent:
+            raise ValueError("persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead")
 
     def _check_shared_memory(self) -> None:
         most = architecture("sm_90").shared_bytes_per_block
@@ -183,12 +191,22 @@ class HopperBackwardShapes:
         return 0
 
     @property
+    def key_stages(self) -> int:
+        """Blocks of K, and of V."""
+        return 2 if self.config.keys_ahead else 1
+
+    @property
+    def key_slots(self) -> int:
+        """Groups of 64 rows of K, and of V, that are copied apart."""
+        return self.key_stages * self.key_groups
+
+    @property
     def V_offset(self) -> int:
-        return self.key_groups * self.key_group_bytes
+        return self.key_slots * self.key_group_bytes
 
     @property
     def Q_offset(self) -> int:
-        return 2 * self.key_groups * self.key_group_bytes
+        return 2 * self.key_slots * self.key_group_bytes
 
     @property
     def dO_offset(self) -> int:
@@ -220,8 +238,9 @@ class HopperBackwardShapes:
 
     @property
     def dQ_slots(self) -> int:
-        """Parts of dQ that are handed over apart, or one turn for all consumers."""
-        return self.config.n_consumers if self.config.bulk_dQ else 1
+        """Parts of dQ that are handed over apart; or turns that consumers have, and turns to be passed on."""
+        turns = 2 * TURN_STAGES if self.config.ordered else 0
+        return self.config.n_consumers if self.config.bulk_dQ else turns
 
     @property
     def received_offset(self) -> int:
@@ -253,12 +272,27 @@ class HopperBackwardShapes:
         return self.dots_offset + self.config.dO_stages * self.terms_bytes
 
     @property
-    def barriers_offset(self) -> int:
+    def turn_stages(self) -> int:
+        return TURN_STAGES
+
+    @property
+    def tile_stages(self) -> int:
+        return TILE_STAGES
+
+    @property
+    def tiles_offset(self) -> int:
+        """Of what a persistent thread block is told of its tiles."""
         return self.notes_offset + 2 * self.config.Q_stages * NOTE_BYTES
+
+    @property
+    def barriers_offset(self) -> int:
+        return self.tiles_offset + (TILE_STAGES * NOTE_BYTES if self.config.persistent else 0)
 
     @cached_property
     def shared_bytes(self) -> int:
-        pairs = 3 * self.key_groups + self.config.Q_stages + self.config.dO_stages + self.dQ_slots + 2 * WEIGHT_STAGES
+        stages = self.config.Q_stages + self.config.dO_stages
+        pairs = 2 * self.key_slots + self.key_groups + stages + self.dQ_slots + 2 * WEIGHT_STAGES
+        pairs += TILE_STAGES + 1 if self.config.persistent else 0
         return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from flashwright.kernels.backward.hopper.config import MAX_STAGES, HopperBackwardKernelConfig
@@ -10,7 +11,7 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import SearchSpace
 from flashwright.problem.dtypes import DType
 
-RULES = ("warpgroups", "P in registers", "paired", "shared memory", "registers", "consumers", "ahead")
+RULES = ("warpgroups", "P in registers", "paired", "persistent", "shared memory", "registers", "consumers", "ahead")
 """The first that a config breaks rejects it."""
 
 _B_R = (64, 128)
@@ -24,9 +25,12 @@ _BYTES_AHEAD = 64 * 1024
 def hopper_backward_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperBackwardKernelConfig, str | None]]:
     """Every combination of the knobs' values, with why it is not worth timing, or None if it is. `ordered` is no choice
     of the search: callers request it."""
-    for values in product(_B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, *3 * ((False, True),)):
+    switch = (False, True)
+    for values in product(_B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, switch, switch, switch):
         config = HopperBackwardKernelConfig(dtype, d_head, *values)
-        yield config, hopper_backward_rejection_reason(config)
+        for persistent, keys_ahead in product(switch, switch):
+            found = replace(config, persistent=persistent, keys_ahead=keys_ahead)
+            yield found, hopper_backward_rejection_reason(found)
 
 
 def hopper_backward_rejection_reason(config: HopperBackwardKernelConfig) -> str | None:
