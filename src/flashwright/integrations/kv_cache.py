@@ -13,15 +13,13 @@ from flashwright.kernels.decode.launch import PAGE_STEP
 from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.problem.options import AttentionOptions, as_pair
-from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD, MOST_COLUMNS
 from flashwright.runtime.tensors import check_is_tensor, check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
     import torch
 
 NO_WINDOW = (-1, -1)
-MOST_COLUMNS = 1024
-"""Of a cache's rows; above MAX_D_HEAD, PyTorch's products compute with most of them."""
 MOST_FORMS = 1024
 _checked_forms: set[Any] = set()
 """Of calls that were found to be right."""

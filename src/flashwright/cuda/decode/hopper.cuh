@@ -255,8 +255,7 @@ struct Consumer {
         const Item &item = share.item;
         const Partials partials{args};
         const bool whole = share.is_whole_item();
-        const auto terms = [&](int half) { return terms_of_row(softmax, half); };
-        for_each_part(O[0], terms, first_row, 0, [&](int row, int index, const RowPart &part) {
+        for_each_part(softmax, [&](int row, int index, const RowPart &part) {
             if (row >= item.rows)
                 return;
             if (whole)
@@ -294,6 +293,11 @@ struct Consumer {
     DEVICE void combine_segments(const Destination &to) {
         arrive_and_combine<consumer_threads, 2>(args, share, to.segments, chunk,
                                                 [] { named_barrier_sync(barriers::consumers, consumer_threads); });
+    }
+
+    template <class Function> DEVICE void for_each_part(auto &softmax, const Function &function) {
+        const auto terms = [&](int half) { return terms_of_row(softmax, half); };
+        ::for_each_part(O[0], terms, first_row, 0, function);
     }
 };
 

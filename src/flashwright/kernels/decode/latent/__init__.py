@@ -7,8 +7,10 @@ from flashwright.kernels.decode.latent.defaults import (
     latent_decode_rejection_reason,
     suits_latent_decode,
 )
+from flashwright.kernels.decode.latent.explain import EXPLANATION
 from flashwright.kernels.decode.latent.shapes import LatentDecodeShapes
 from flashwright.kernels.decode.latent.source import latent_decode_source
+from flashwright.kernels.decode.latent.space import SPACE
 from flashwright.kernels.decode.launch import DECODE
 from flashwright.kernels.family import KernelFamily
 from flashwright.kernels.launch import LaunchRules
@@ -36,4 +38,6 @@ LATENT_DECODE = KernelFamily(
     oldest_arch="sm_90a",
     runs_on_later=False,
     launch_rules=LaunchRules(values_in_keys=D_VALUE),
+    space=SPACE,
+    explanation=EXPLANATION,
 )

@@ -94,12 +94,12 @@ class LatentDecodeShapes:
         """Dynamic shared memory of one thread block."""
         return self.barriers_offset + PARTS * self.config.stages * BARRIER_PAIR_BYTES
 
-    # A multiprocessor has 512 registers for each of 128 threads. At launch, all three warpgroups have 168; the
-    # producers give back what they do not need, and the consumers take it.
+    # At launch, all three warpgroups have 168 registers a thread, 504 in all. The producers give back what they do not
+    # need, and the consumers take it.
 
     @property
     def producer_registers(self) -> int:
-        return 80
+        return 72
 
     @property
     def consumer_registers(self) -> int:
