@@ -194,3 +194,9 @@ def test_wide_heads_are_decoded_by_their_own_family_and_others_by_those_before()
         decode_choice(DType.BF16, head_dim, FULL, 128, gpu=UNKNOWN_HOPPER).family.name for head_dim in (128, 256, 576)
     ]
     assert families_of == ["hopper", "hopper", "latent"]
+
+
+def test_keys_that_hold_their_values_are_counted_once_in_what_is_tuned():
+    problem = problem_of(family="latent decode", d_head=576, batch=8, heads=128, kv_heads=1, kv_length=8192)
+    assert problem.speed(0.03) == f"{8 * 8192 * 576 * 2 / 0.03 / 1e9:.2f}"
+    assert problem.variant(decode_choice(DType.BF16, 576, FULL, 128, gpu=UNKNOWN_HOPPER).config).value_head_dim == 512
