@@ -361,3 +361,34 @@ def test_arguments_without_a_hash_are_refused_by_name_on_the_way_to_a_launch(mon
     q = torch.zeros(1, 1, 8, 64, dtype=torch.float16)
     with pytest.raises(ValueError, match=what_is_said):
         attention(q, q, q, **options)
+
+
+# --- Wide heads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_view", (True, False))
+def test_latent_attention_is_decoded(is_view):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 16, 3, 576, dtype=torch.float64), torch.randn(2, 1, 40, 576, dtype=torch.float64)
+    v = k[..., :512] if is_view else torch.randn(2, 1, 40, 512, dtype=torch.float64)
+    out, lse = attention(q, k, v, causal=True, scale=192**-0.5, return_lse=True)
+    mask = torch.ones(3, 40, dtype=torch.bool).tril(37)
+    scores = (q @ k.mT * 192**-0.5).masked_fill(~mask, -torch.inf)
+    torch.testing.assert_close(out, scores.softmax(-1) @ v)
+    torch.testing.assert_close(lse, scores.logsumexp(-1).float())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options"),
+    (
+        (((1, 4, 1, 576), (1, 1, 9, 576), (1, 1, 9, 576)), {}),
+        (((1, 4, 1, 576), (1, 1, 9, 576), (1, 1, 9, 1032)), {}),
+        (((1, 4, 1, 576), (1, 1, 9, 576), (1, 1, 8, 512)), {}),
+        (((1, 4, 1, 576), (1, 3, 9, 576), (1, 3, 9, 512)), {}),
+        (((1, 4, 1, 576), (1, 1, 9, 576), (1, 1, 9, 512)), {"family": "ampere"}),
+        (((1, 4, 1, 576), (1, 1, 9, 576), (1, 1, 9, 512)), {"row_invariant": True}),
+    ),
+)
+def test_other_wide_heads_are_refused(shapes, options):
+    with pytest.raises(ValueError, match=r"head_dim 576 is not allowed|same shape"):
+        attention(*(torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes), **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args, overload
@@ -22,7 +23,7 @@ from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.operators.warming import compile_ahead, needed_kernels
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions, as_pair, as_window
-from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD, check_shapes, is_empty
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD, are_wide, check_shapes, is_empty
 from flashwright.runtime.decode_plans import CacheTensors
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, require_torch, this_gpu
 from flashwright.runtime.plans import CallKind
@@ -117,7 +118,9 @@ def attention(
     heads: consecutive heads of `q` share one of `k` and `v`. The head dimension is a multiple of 8 up to 256, the
     dtype fp16 or bf16 (any floating point for the reference). Any strides will do; a tensor whose rows are not
     contiguous and 16-byte aligned is copied once per call. Values may have another head dimension than queries and
-    keys, up to 256; then the smaller ones are copied, with columns of zeros, unless few rows are decoded.
+    keys, up to 256; then the smaller ones are copied, with columns of zeros, unless few rows are decoded. Above 256, up
+    to 1,024, differing ones are decoded without gradients, as by `flash_attn_with_kvcache`: 576 and 512 of multi-head
+    latent attention, by a kernel where `v` is `k[..., :512]`, most others by PyTorch's products with scores in memory.
 
     - `causal`: a row attends to no later key. True and "bottom-right" align the last row with the last key
       (as `flash_attn`), "top-left" the first row with the first key (as PyTorch).
@@ -175,6 +178,10 @@ def attention(
             if recorded is not None:
                 return recorded
 
+    if _decodes_wide_heads(q, k, v, way, backend) and family is None and config is None and not row_invariant:
+        options = AttentionOptions.of(causal, window, scale, softcap)
+        out, lse = decode(q, k, v, options, CacheTensors(), with_lse=return_lse)
+        return (out, lse) if return_lse else out
     if head_dims := _differing_head_dims(q, k, v):
         head_dim, value_head_dim = head_dims
         if (
@@ -387,6 +394,20 @@ def forget_kinds() -> None:
     """Calls choose their kernels anew."""
     _kinds.clear()
     forget_plans()
+
+
+def _decodes_wide_heads(q: Any, k: Any, v: Any, way: int, backend: Backend | None) -> bool:
+    """Whether head dimensions are wider than the forward's, in a call that needs no gradient, on a GPU beside the
+    dispatcher or on the CPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not all(type(x) is torch.Tensor for x in (q, k, v)) or not are_wide(q.shape, k.shape, v.shape):
+        return False
+    if way == LAUNCHED:
+        return backend in (None, "gpu")
+    if q.is_cuda or backend not in (None, "reference") or torch.compiler.is_compiling():
+        return False
+    check_tensors(q, k, v)
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
 
 
 def _differing_head_dims(q: Any, k: Any, v: Any) -> tuple[int, int] | None:

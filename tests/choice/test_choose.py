@@ -9,7 +9,14 @@ from tuning_fakes import untuned
 
 from flashwright import DType, Window
 from flashwright.choice import lookup
-from flashwright.choice.choose import backward_config, best_family, chosen_config, default_config
+from flashwright.choice.choose import (
+    backward_config,
+    best_family,
+    chosen_config,
+    decode_choice,
+    default_config,
+    has_decode,
+)
 from flashwright.choice.problem import problem_of
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.hardware.architectures import KIB, GPUModel
@@ -159,3 +166,37 @@ def test_the_family_that_is_named_computes_the_gradients_too(family):
 def test_deterministic_gradients_are_added_in_order():
     usual, ordered = (backward_config(occasion(), deterministic=each) for each in (False, True))
     assert not usual.ordered and ordered == replace(usual, ordered=True)
+
+
+# --- Decoding with wide heads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "values_in_keys", "capability", "has_one"),
+    (
+        ((576, 512), True, (9, 0), True),
+        ((320, 256), True, (9, 0), True),
+        ((576, 512), False, (9, 0), False),
+        ((576, 512), True, (8, 0), False),
+        ((576, 576), True, (9, 0), False),
+        ((640, 512), True, (9, 0), False),
+        ((572, 512), True, (9, 0), False),
+        ((128, 128), False, (8, 0), True),
+    ),
+)
+def test_wide_heads_have_a_kernel_where_values_are_columns_of_the_keys(head_dims, values_in_keys, capability, has_one):
+    gpu = GPUModel("a GPU", capability, 228 * KIB)
+    assert has_decode(*head_dims, values_in_keys=values_in_keys, gpu=gpu) is has_one
+
+
+def test_wide_heads_are_decoded_by_their_own_family_and_others_by_those_before():
+    families_of = [
+        decode_choice(DType.BF16, head_dim, FULL, 128, gpu=UNKNOWN_HOPPER).family.name for head_dim in (128, 256, 576)
+    ]
+    assert families_of == ["hopper", "hopper", "latent"]
+
+
+def test_keys_that_hold_their_values_are_counted_once_in_what_is_tuned():
+    problem = problem_of(family="latent decode", d_head=576, batch=8, heads=128, kv_heads=1, kv_length=8192)
+    assert problem.speed(0.03) == f"{8 * 8192 * 576 * 2 / 0.03 / 1e9:.2f}"
+    assert problem.variant(decode_choice(DType.BF16, 576, FULL, 128, gpu=UNKNOWN_HOPPER).config).value_head_dim == 512

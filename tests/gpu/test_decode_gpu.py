@@ -31,6 +31,9 @@ KINDS = (
     CallsOfAKind(192, group=16, rows=1, value_head_dim=128, causal=True),
     CallsOfAKind(59, group=2, rows=2, causal=True),
     CallsOfAKind(576, group=16, rows=1, value_head_dim=512, causal=True),
+    CallsOfAKind(576, group=16, rows=1, value_head_dim=512, values_in_keys=True, causal=True),
+    CallsOfAKind(576, group=40, rows=3, value_head_dim=512, values_in_keys=True, dtype=torch.float16, causal=True),
+    CallsOfAKind(320, group=8, rows=2, value_head_dim=256, values_in_keys=True, window=(100, 3), softcap=20.0),
 )
 """Few enough for their kernels to be compiled in a moment."""
 CASES_OF_A_KIND = 25
@@ -52,13 +55,13 @@ def test_random_problems_of_a_kind_are_computed_as_float64_does(number):
     unit = ROUNDING[kind.dtype]
     for seed in range(number * CASES_OF_A_KIND, (number + 1) * CASES_OF_A_KIND):
         (q, *caches), arguments = kind.problem(seed)
-        gpu_caches = [x.cuda() for x in caches]
+        gpu_caches = kind.copies(caches, lambda x: x.cuda())
         gpu_arguments = {name: on_gpu(value) for name, value in arguments.items()}
         out, lse = flash_attn_with_kvcache(q.cuda(), *gpu_caches, **gpu_arguments, return_softmax_lse=True)
         if "out" in arguments:
             assert out.data_ptr() == gpu_arguments["out"].data_ptr()
         exact = {name: in_float64(value) for name, value in arguments.items()}
-        exact_caches = [x.double() for x in caches]
+        exact_caches = kind.copies(caches, lambda x: x.double())
         expected, expected_lse = flash_attn_with_kvcache(q.double(), *exact_caches, **exact, return_softmax_lse=True)
         for written, wanted in zip(gpu_caches, exact_caches, strict=True):
             assert ((written.cpu() - wanted).abs() <= 1.01 * unit * wanted.abs() + 1e-6).all(), (seed, arguments)

@@ -437,6 +437,33 @@ def test_values_have_columns_of_their_own(monkeypatch, head_dim, value_head_dim)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
 
 
+LATENT = "latent decode (BF16, 576, 64, 32): stages_2"
+
+
+def test_values_in_keys_are_read_with_them(monkeypatch):
+    q, cache = some(2, 1, 16, 576, seed=1, dtype=torch.bfloat16), some(8, 16, 1, 576, seed=2, dtype=torch.bfloat16)
+    pages = CacheTensors(int32(40, 17), page_table=int32(3, 0, 5, 1, 7, 2).view(2, 3))
+    expected, expected_lse = flash_attn_with_kvcache(
+        q, cache, cache[..., :512], cache_seqlens=pages[0], block_table=pages[3], return_softmax_lse=True
+    )
+    tensors = [x.transpose(1, 2) for x in (q, cache, cache[..., :512], torch.full_like(expected, math.nan))]
+    (out, lse), launches = run_kernels(monkeypatch, LATENT, *tensors, pages, options=AttentionOptions())
+    torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-2, atol=1e-2)
+    assert launches[0] == ("latent decode", None)
+
+
+def test_values_that_are_not_in_the_keys_are_refused(monkeypatch):
+    SimulatingGPU(monkeypatch, executes=False)
+    kind = DecodeKind(AttentionOptions(), lambda *sizes: parse_config(LATENT), returns_lse=False, device_index=0)
+    q, k = (some(1, heads, 32, 576, dtype=torch.bfloat16) for heads in (16, 1))
+    out = torch.empty_like(q[..., :512])
+    kind.run(q, k, k[..., :512], out, CacheTensors())
+    for v in (k[..., :512].clone(), k[..., 64:]):
+        with pytest.raises(ValueError, match="v_cache: is no view of the first columns of k_cache"):
+            kind.run(q, k, v, out, CacheTensors())
+
+
 def test_a_cache_that_grows_is_arranged_once(monkeypatch):
     SimulatingGPU(monkeypatch)
     kind = DecodeKind(AttentionOptions(), lambda *sizes: parse_config(CONFIG), returns_lse=False, device_index=0)

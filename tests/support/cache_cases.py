@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,13 @@ class CallsOfAKind:
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     softcap: float = 0.0
+    values_in_keys: bool = False
+    """Values are the first columns of the keys, in the same memory."""
+
+    def copies(self, caches: Sequence[Any], convert: Callable[[Any], Any]) -> list[Any]:
+        """Keys and values, converted."""
+        k = convert(caches[0])
+        return [k, k[..., : self.value_head_dim] if self.values_in_keys else convert(caches[1])]
 
     def problem(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Tensors as the drop-in takes them, with everything that a cache may have, mixed."""
@@ -115,6 +123,8 @@ class CallsOfAKind:
         else:
             arguments["cache_batch_idx"] = numbers(*index)
             caches = [tensor(sequences, capacity, kv_heads, width) for width in widths]
+        if self.values_in_keys:
+            caches[1] = caches[0][..., :value_head_dim]
         if draw.random() < 0.4:
             arguments["cache_leftpad"] = numbers(*(draw.randint(0, n) for n in lengths))
         if draw.random() < 0.6:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashwright.kernels.registry import parse_config
+from flashwright.kernels.registry import family_of, parse_config
 from flashwright.problem.dtypes import NUMPY_DTYPES, DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.simulated import ForwardSimulation, simulate_decode
@@ -61,6 +61,8 @@ def decoded(
     head_dim = head_dim or config.d_head
     q = some(len(lengths), heads[0], rows, head_dim)
     k, v = (some(len(lengths), heads[1], capacity, columns) for columns in (head_dim, value_head_dim or head_dim))
+    if most := family_of(config).launch_rules.values_in_keys:
+        v = k[..., : value_head_dim or most].contiguous()
     simulated = simulate_decode(
         config, *(x.view(torch.int16).numpy().view(NUMPY_DTYPES[config.dtype]) for x in (q, k, v)),
         kv_lengths=np.array(lengths), options=AttentionOptions.of(causal, window, None, softcap), return_lse=True,

@@ -36,7 +36,8 @@ class SimulatingKernel:
 
     def __init__(self, gpu: SimulatingGPU, config: Any, variant: Any, companion: str | None) -> None:
         self._gpu = gpu
-        self._kernel = compile_one(config, variant, companion, arch="sm_80") if gpu.executes else None
+        self._arch = family_of(config).oldest_arch
+        self._kernel = compile_one(config, variant, companion, arch=self._arch) if gpu.executes else None
         self._arguments = ARGUMENTS[companion if companion in ARGUMENTS else family_of(config).operation.name]
         self._name = (family_of(config).prefix, companion)
 
@@ -48,7 +49,7 @@ class SimulatingKernel:
     def _execute(self, grid: tuple[int, int, int], parameters_at: int) -> None:
         (address,) = (ctypes.c_uint64 * 1).from_address(parameters_at)
         arguments = self._arguments.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(self._arguments)))
-        kernel, device = self._kernel, SimulatedGPU("sm_80")
+        kernel, device = self._kernel, SimulatedGPU(self._arch)
         assert kernel is not None
         uploaded: dict[tuple[int, int], int] = {}
         _translate(arguments, device, uploaded, _storages())

@@ -13,6 +13,7 @@ from flashwright.kernels.family import KernelConfig, KernelFamily, Occasion
 from flashwright.kernels.registry import as_config, families, family_named, family_of
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import LONGEST, length_bucket, packed_rows_bucket
+from flashwright.problem.shapes import HEAD_DIM_STEP
 from flashwright.problem.window import Window
 
 BACKWARD, DECODE = "backward", "decode"
@@ -121,6 +122,21 @@ def decode_choice(dtype: DType, head_dim: int, window: Window, packed_rows: int,
     bucket = packed_rows_bucket(packed_rows)
     occasion = Occasion(dtype, head_dim, window.right is not None, bucket, LONGEST, gpu, packed_rows)
     return _default_choice(occasion, None, DECODE)
+
+
+def has_decode(head_dim: int, value_head_dim: int, *, values_in_keys: bool, gpu: GPUModel) -> bool:
+    """Whether a kernel decodes with such head dimensions. Values may be the first columns of the keys."""
+    if head_dim % HEAD_DIM_STEP or value_head_dim % HEAD_DIM_STEP:
+        return False
+
+    def takes(family: KernelFamily) -> bool:
+        most = family.launch_rules.values_in_keys
+        return most == 0 or (values_in_keys and value_head_dim <= most)
+
+    widest = max(head_dim, value_head_dim)
+    return any(
+        takes(family) and family.runs_on(gpu.arch) and widest <= family.d_heads[-1] for family in families(DECODE)
+    )
 
 
 def tuned_or_default(family: KernelFamily, occasion: Occasion) -> KernelConfig:

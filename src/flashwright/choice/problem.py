@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -126,6 +126,11 @@ class TuningProblem:
         return family_with_prefix(self.family).operation.reads_cache
 
     @property
+    def values_in_keys(self) -> int:
+        """Columns of k, from the first on, that are v; 0: v is a tensor of its own."""
+        return family_with_prefix(self.family).launch_rules.values_in_keys
+
+    @property
     def window(self) -> Window:
         return Window(right=0) if self.causal else FULL
 
@@ -149,13 +154,14 @@ class TuningProblem:
 
     def speed(self, time_ms: float) -> str:
         if self.reads_cache:
-            read = cache_bytes(self.batch * self.kv_length, self.heads_of_kv, self.d_head)
+            keys, in_keys = self.batch * self.kv_length, self.values_in_keys > 0
+            read = cache_bytes(keys, self.heads_of_kv, self.d_head, values_in_keys=in_keys)
             return f"{read / time_ms / 1e9:.2f}"
         return f"{self.tflops(time_ms):.0f}"
 
     def variant(self, config: KernelConfig) -> AttentionVariant:
         """The variant of a config's kernel that computes this problem."""
-        return forward_variant(
+        variant = forward_variant(
             config,
             AttentionOptions(self.window),
             head_dim=self.d_head,
@@ -163,6 +169,7 @@ class TuningProblem:
             packed=False,
             returns_lse=False,
         )
+        return replace(variant, value_head_dim=self.values_in_keys)
 
     def to_dict(self) -> dict[str, Any]:
         document = asdict(self) | {"dtype": self.dtype.name}

@@ -13,15 +13,13 @@ from flashwright.kernels.decode.launch import PAGE_STEP
 from flashwright.operators.columns import kernel_columns, with_columns
 from flashwright.operators.plain_calls import LAUNCHED, way_of_call
 from flashwright.problem.options import AttentionOptions, as_pair
-from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD
+from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD, MOST_COLUMNS
 from flashwright.runtime.tensors import check_is_tensor, check_kernel_dtype, check_tensors
 
 if TYPE_CHECKING:
     import torch
 
 NO_WINDOW = (-1, -1)
-MOST_COLUMNS = 1024
-"""Of a cache's rows; above MAX_D_HEAD, PyTorch's products compute with them."""
 MOST_FORMS = 1024
 _checked_forms: set[Any] = set()
 """Of calls that were found to be right."""
@@ -73,8 +71,9 @@ def flash_attn_with_kvcache(
     sequences, kv_heads, head_dim), are written behind them. `cache_leftpad` is where each sequence begins in its cache,
     `cache_batch_idx` which of the sequences of the cache, or of the table, it has. Masks are aligned to the bottom
     right. Values may have another head dimension than keys. One that is no multiple of 8 copies its cache in every
-    call. Above 256, up to 1,024, PyTorch's products compute, with scores in memory: 576 and 512 are those of multi-head
-    latent attention, where `v_cache` may be `k_cache[..., :512]`.
+    call. Above 256, up to 1,024, PyTorch's products compute, with scores in memory; but where `v_cache` is a view of
+    the first columns of `k_cache`, up to 512 of up to 576, a kernel does on sm_90: multi-head latent attention has
+    `k_cache[..., :512]`.
 
     With `rotary_cos` and `rotary_sin`, (positions, columns / 2), the new keys are rotated for their positions, and the
     queries for the same where the mask is causal or a window, otherwise all for the first of them. Positions are

@@ -75,3 +75,5 @@ class LaunchRules:
     """Blocks of B_c keys whose thread blocks work together, where a thread block owns keys: there are whole groups."""
     row_stride: Callable[[Any], int] = lambda config: 0
     """Elements from a row of the tensors to the next, where a config's kernel was compiled for them; 0: any."""
+    values_in_keys: int = 0
+    """Values are the first columns of the keys, up to so many, and are not read again; 0: a tensor of their own."""

@@ -12,6 +12,7 @@ from flashwright.kernels.backward.ampere import AMPERE_BACKWARD
 from flashwright.kernels.backward.hopper import HOPPER_BACKWARD
 from flashwright.kernels.decode.ampere import AMPERE_DECODE
 from flashwright.kernels.decode.hopper import HOPPER_DECODE
+from flashwright.kernels.decode.latent import LATENT_DECODE
 from flashwright.kernels.family import (
     DEFAULT_SPACE,
     FULL_SPACE,
@@ -171,3 +172,4 @@ register(AMPERE_BACKWARD)
 register(HOPPER_BACKWARD)
 register(AMPERE_DECODE)
 register(HOPPER_DECODE)
+register(LATENT_DECODE)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from flashwright.choice.choose import decode_choice
+from flashwright.choice.choose import decode_choice, has_decode
 from flashwright.kernels.family import KernelConfig
 from flashwright.operators.rotary import rotated
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.shapes import MAX_D_HEAD
-from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeKind, NewRows
+from flashwright.problem.shapes import MAX_D_HEAD, is_empty
+from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeKind, NewRows, is_in_keys
 from flashwright.runtime.devices import gpu_model
 from flashwright.runtime.reference import attention_reference
-from flashwright.runtime.tensors import empty_output, with_vector_rows
+from flashwright.runtime.tensors import empty_output, has_vector_rows, with_vector_rows
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def decode(
         if out is not None:
             result = out.copy_(result)
         return result, lse if with_lse else None
-    if max(q.shape[3], v.shape[3]) > MAX_D_HEAD:
+    if max(q.shape[3], v.shape[3]) > MAX_D_HEAD and not _has_kernel(q, k, v, out):
         from flashwright.operators.wide_heads import decode_wide
 
         result, lse = decode_wide(q, k, v, options, cache)
@@ -64,6 +64,14 @@ def decode(
         name: with_vector_rows(x) for name in ("k", "v") if (x := getattr(new, name)) is not None
     })  # fmt: skip
     return kind.run(q, k, v, _output(q, v, cache) if out is None else out, cache, new)
+
+
+def _has_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> bool:
+    """Of wide heads: those whose values are columns of the keys may have one."""
+    if is_empty(q.shape, k.shape) or not (has_vector_rows(k) and (out is None or has_vector_rows(out))):
+        return False
+    gpu = gpu_model(q.device.index)
+    return has_decode(q.shape[3], v.shape[3], values_in_keys=is_in_keys(k, v), gpu=gpu)
 
 
 def _output(q: torch.Tensor, v: torch.Tensor, cache: CacheTensors) -> torch.Tensor:

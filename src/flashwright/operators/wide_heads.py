@@ -1,5 +1,5 @@
-"""Caches with head dimensions that no kernel has, by PyTorch's products: multi-head latent attention scores 576 columns
-of keys, of which the first 512 are the values. Scores are held in memory, in fp32. Nothing is read back by the host."""
+"""Caches with head dimensions that no kernel has, by PyTorch's products. Scores are held in memory, in fp32. Nothing is
+read back by the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from flashwright.operators.ragged_append import row_places
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import Window
-from flashwright.runtime.decode_plans import CacheTensors
+from flashwright.runtime.decode_plans import CacheTensors, is_in_keys
 
 
 def decode_wide(
@@ -38,8 +38,7 @@ def decode_wide(
 def _rows_of_caches(k_cache: Tensor, v_cache: Tensor, cache: CacheTensors) -> tuple[Tensor, Tensor]:
     """(sequences, heads, keys, head_dim). Values that are columns of the keys are not gathered again."""
     keys = _rows_of_cache(k_cache, cache)
-    is_shared = v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride()
-    if is_shared and v_cache.shape[-1] <= k_cache.shape[-1]:
+    if is_in_keys(k_cache, v_cache):
         return keys, keys[..., : v_cache.shape[-1]]
     return keys, _rows_of_cache(v_cache, cache)
 

@@ -26,6 +26,6 @@ def checked_operation(name: str) -> str:
     return name
 
 
-def cache_bytes(keys: int, kv_heads: int, d_head: int) -> int:
+def cache_bytes(keys: int, kv_heads: int, d_head: int, *, values_in_keys: bool = False) -> int:
     """Bytes of so many keys and values of 16 bits, of all heads: what a decode reads at least."""
-    return 2 * 2 * keys * kv_heads * d_head
+    return 2 * (1 if values_in_keys else 2) * keys * kv_heads * d_head

@@ -8,6 +8,8 @@ from typing import Any
 
 MAX_D_HEAD = 256
 HEAD_DIM_STEP = 8
+MOST_COLUMNS = 1024
+"""Of the rows of a decode's tensors; above MAX_D_HEAD, PyTorch's products compute with most of them."""
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
@@ -39,6 +41,21 @@ def as_size(name: str, value: Any) -> int:
     if size < 0:
         raise ValueError(f"{name}: {size} is not allowed; allowed: integers of at least 0")
     return size
+
+
+def are_wide(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> bool:
+    """Whether shapes are attention's but for head dimensions that differ and exceed MAX_D_HEAD, which decodes
+    compute."""
+    return (
+        len(q) == len(k) == len(v) == 4
+        and tuple(k[:3]) == tuple(v[:3])
+        and (q[0], q[3]) == (k[0], k[3])
+        and k[1] > 0
+        and q[1] % k[1] == 0
+        and q[3] != v[3]
+        and min(q[3], v[3]) > 0
+        and MAX_D_HEAD < max(q[3], v[3]) <= MOST_COLUMNS
+    )
 
 
 def is_empty(q: Sequence[int], k: Sequence[int]) -> bool:

@@ -73,6 +73,11 @@ class NewRows(NamedTuple):
 NOTHING_NEW = NewRows()
 
 
+def is_in_keys(k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether the values of a cache are the first columns of its keys, in the same memory."""
+    return v.data_ptr() == k.data_ptr() and v.stride() == k.stride() and v.shape[-1] <= k.shape[-1]
+
+
 class DecodeKind:
     """Calls that differ in the shapes, strides and addresses of their tensors only."""
 
@@ -187,6 +192,7 @@ class DecodeArrangement:
         view = _cache_view(q, cache, 0 if new.k is None else new.k.shape[2])
         group_rows = (cache.max_q_length if cache.q_starts is not None else q.shape[2]) * (q.shape[1] // k.shape[1])
         config: Any = kind.choose(max(q.shape[3], v.shape[3]), group_rows)
+        self.values_in_keys = family_of(config).launch_rules.values_in_keys > 0
         blocks = multiprocessors(index)
         self.scratch: DecodeScratch = decode_scratch(
             config, views[0], views[1], view, multiprocessors=blocks, split_units=kind.split_units
@@ -216,13 +222,15 @@ class DecodeArrangement:
     def run(self, tensors: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
         kind = self.kind
         torch = kind.torch
-        q, out = tensors[0], tensors[3]
-        assert q is not None and out is not None
+        q, k, v, out = tensors[:4]
+        assert q is not None and k is not None and v is not None and out is not None
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
         for name, address in zip(("q", "k_cache", "v_cache", "out"), addresses, strict=False):
             if address % VECTOR_BYTES:
                 raise ValueError(f"{name}: address {address:#x} is not aligned to {VECTOR_BYTES} bytes")
         cache_words = self._cache_words(tensors)
+        if self.values_in_keys and not is_in_keys(k, v):
+            raise ValueError("v_cache: is no view of the first columns of k_cache, which the kernel takes for values")
         index = kind.device_index
         stream = torch._C._cuda_getCurrentRawStream(index)
         lse = self._empty_lse(q) if kind.returns_lse else None

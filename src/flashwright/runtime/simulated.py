@@ -230,6 +230,8 @@ def simulate_decode(
 
     known = as_config(config)
     family = family_of(known)
+    if family.launch_rules.values_in_keys and not np.array_equal(v, k[..., : v.shape[3]]):
+        raise ValueError(f"v: {known} takes the first columns of k for values, which these are not")
     arch = family.target_for(known, arch)
     gpu = SimulatedGPU(arch)
     output = _nans_like(q) if q.shape[3] == v.shape[3] else np.full((*q.shape[:3], v.shape[3]), np.nan, q.dtype)

@@ -129,13 +129,16 @@ def in_vectors(x: torch.Tensor) -> bool:
     return inner == 1 and not any(s & VECTOR_MASK and n > 1 for s, n in zip(outer, x.shape, strict=False))
 
 
+def has_vector_rows(x: Any) -> bool:
+    """Whether a kernel can read the rows of a tensor in 16-byte vectors."""
+    return in_vectors(x) and x.data_ptr() % VECTOR_BYTES == 0
+
+
 def with_vector_rows(x: Any) -> Any:
     """The tensor itself if a kernel can read its rows in 16-byte vectors, otherwise a copy."""
     import torch
 
-    if in_vectors(x) and x.data_ptr() % VECTOR_BYTES == 0:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
+    return x if has_vector_rows(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 # --- As NumPy's arrays -----------------------------------------------------------------------------------------------

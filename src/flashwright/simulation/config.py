@@ -79,8 +79,10 @@ def _decode(
     options: AttentionOptions,
     rest: dict[str, Any],
 ) -> SimulatedConfig:
-    """With `use` among the rest, as that meets a cache."""
+    """With `use` among the rest, as that meets a cache. Values that are columns of the keys are taken from there."""
     use: CacheUse = rest.pop("use", None) or CacheUse()
+    if most := family_of(config).launch_rules.values_in_keys:
+        inputs = (*inputs[:2], inputs[1][..., :most])
     (q, k, v), table = inputs, None
     if not use.packs_heads:
         q, k, v = each_head_by_itself(q, k, v)

@@ -8,6 +8,7 @@ from typing import Any
 
 from flashwright.kernels.cache_use import CacheUse, each_head_by_itself, in_pages
 from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.registry import family_of
 from flashwright.problem.flops import BACKWARD, DECODE, FORWARD
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import FULL, Window
@@ -73,16 +74,21 @@ def cached_decodes(
     shape: tuple[int, ...] | None = None,
     out: Any = None,
 ) -> ConfigCall:
-    """For decode configs, a call each that returns the output, in q's shape or another."""
+    """For decode configs, a call each that returns the output, in q's shape or another, with as many columns as there
+    are values. Values that are columns of the keys are taken from there."""
     import torch
 
     out = torch.empty_like(q) if out is None else out
+    shape = q.shape if shape is None else shape
 
     def call_of(config: KernelConfig) -> Callable[[], Any]:
+        most = family_of(config).launch_rules.values_in_keys
+        values = k[..., :most] if most else v
+        target, found = out[..., : values.shape[-1]], (*shape[:-1], values.shape[-1])
         kind = DecodeKind(
             AttentionOptions(window), lambda *sizes: config, returns_lse=False, device_index=q.device.index,
             split_units=split_units,
         )  # fmt: skip
-        return lambda: kind.run(q, k, v, out, cache)[0].view(q.shape if shape is None else shape)
+        return lambda: kind.run(q, k, values, target, cache)[0].view(found)
 
     return call_of

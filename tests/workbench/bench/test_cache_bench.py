@@ -6,7 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from simulating_gpu import SimulatingGPU
+
 from flashwright import DType
+from flashwright.kernels.registry import parse_config
 from flashwright.problem.flops import DECODE
 from flashwright.workbench.bench.cache_cells import cache_cell
 from flashwright.workbench.bench.gpu_machine import GPUMachine, prepare_ours
@@ -91,3 +94,11 @@ def test_peers_take_no_pages():
 def test_operations_without_kernels_have_no_calls():
     with pytest.raises(ValueError, match=r"operation: 'train' has no kernels of its own; allowed: .*decode"):
         kernel_calls("train", None, None, None)
+
+
+def test_a_config_whose_values_are_in_the_keys_takes_them_from_there(monkeypatch):
+    gpu = SimulatingGPU(monkeypatch, executes=False)
+    q, k, v = (torch.zeros(2, heads, rows, 576, dtype=torch.bfloat16) for heads, rows in ((16, 1), (1, 32), (1, 32)))
+    run = kernel_calls("decode", q, k, v)(parse_config("latent decode (BF16, 576, 64, 32): stages_2"))
+    assert run().shape == (2, 16, 1, 512)
+    assert gpu.launches == [("latent decode", None)]

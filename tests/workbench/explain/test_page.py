@@ -306,7 +306,7 @@ def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, config):
 def test_maps_of_shared_memory_and_budgets_of_registers_have_room_for_all_they_say(browser_page, tmp_path, operation):
     figures = []
     for family in families(operation):
-        for d_head in family.d_heads[:: len(family.d_heads) - 1]:
+        for d_head in sorted({family.d_heads[0], family.d_heads[-1]}):
             kept = (config for config, reason in family.space.configs(DType.BF16, d_head) if reason is None)
             for config in islice(kept, 0, 30, 4):
                 drawn = shared_map_picture(shared_map_of(config)) + registers_picture(budget_of(config))

@@ -12,6 +12,7 @@
 #include "decode/exchange.cuh"
 #include "decode/parts.cuh"
 #include "decode/scores.cuh"
+#include "decode/warpgroup_parts.cuh"
 #include "pipeline/ring.cuh"
 #include "ptx/warpgroup.cuh"
 #include "tile/products.cuh"
@@ -294,27 +295,9 @@ struct Consumer {
                                                 [] { named_barrier_sync(barriers::consumers, consumer_threads); });
     }
 
-    // Two lanes that are neighbours in a quad have two columns each of two tiles. They exchange: each has four of one.
     template <class Function> DEVICE void for_each_part(auto &softmax, const Function &function) {
-        const bool odd = lane_index() % 2;
-#pragma unroll
-        for (int half = 0; half < halves; ++half) {
-            RowPart part;
-            part.sum = quad_sum(softmax.row_sum[0][2 * half]);
-            part.maximum = softmax.row_max[0][half] * softmax.scale;
-#pragma unroll
-            for (int n = 0; n < cfg::d_head / mma_columns; n += 2) {
-#pragma unroll
-                for (int i = 0; i < half_values; ++i) {
-                    const float of_first = O[0][n][2 * half + i], of_second = O[0][n + 1][2 * half + i];
-                    const float received = __shfl_xor_sync(all_lanes, odd ? of_first : of_second, 1);
-                    part.O[i] = odd ? received : of_first;
-                    part.O[half_values + i] = odd ? of_second : received;
-                }
-                const int column = mma_columns * (n + odd) + lane_index() % 4 / 2 * RowPart::columns;
-                function(first_row + accumulator_row(0, half), column / RowPart::columns, part);
-            }
-        }
+        const auto terms = [&](int half) { return terms_of_row(softmax, half); };
+        ::for_each_part(O[0], terms, first_row, 0, function);
     }
 };
 

@@ -46,7 +46,7 @@ struct Item {
 
     DEVICE Item(const DecodeArguments &args, int pair)
         : pair(pair), sequence(args, batch(args), LengthLoad{}),
-          first_row(args.row_tiles == 1 ? 0 : pair % args.row_tiles * cfg::B_r),
+          first_row(args.row_tiles == 1 ? 0 : row_tile(args) * cfg::B_r),
           rows(sequence.q_length * group(args) - first_row),
           window(args.forward.window_left, args.forward.window_right, args.forward.align_bottom_right, sequence.q_length,
                  sequence.kv_end - sequence.kv_begin) {
@@ -61,7 +61,14 @@ struct Item {
         units = rows <= 0 ? 0 : max(1, last_key / shape::unit_keys + 1 - first_unit);
     }
 
-    DEVICE int batch(const DecodeArguments &args) const { return args.row_tiles == 1 ? pair : pair / args.row_tiles; }
+    // The row tiles of a sequence stand next to each other in the line, or those of all sequences do that have the same
+    // number: then thread blocks that read the same keys do so at about the same time, and find them in the L2 cache.
+    DEVICE int batch(const DecodeArguments &args) const {
+        return args.row_tiles == 1 ? pair : cfg::tiles_apart ? pair % args.forward.batches : pair / args.row_tiles;
+    }
+    DEVICE int row_tile(const DecodeArguments &args) const {
+        return cfg::tiles_apart ? pair / args.forward.batches : pair % args.row_tiles;
+    }
     static DEVICE int group(const DecodeArguments &args) {
         return variant::grouped_heads ? args.forward.q_heads_per_kv_head : 1;
     }

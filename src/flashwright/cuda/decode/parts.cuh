@@ -9,7 +9,7 @@
 
 // Four columns of a row of O before it is divided by its sum, and the row's maximum, in powers of two, and sum.
 struct RowPart {
-    static constexpr int columns = 4, of_row = cfg::d_head / columns;
+    static constexpr int columns = 4, of_row = cfg::d_value / columns;
 
     float maximum = negative_infinity, sum = 0;
     float O[columns] = {};
@@ -40,7 +40,7 @@ struct Partials {
     const DecodeArguments &args;
 
     DEVICE float *O(uint32 slot, int row, int index) const {
-        return args.partial_O + ((int64)slot * cfg::B_r + row) * cfg::d_head + index * RowPart::columns;
+        return args.partial_O + ((int64)slot * cfg::B_r + row) * cfg::d_value + index * RowPart::columns;
     }
     DEVICE Pair *terms(uint32 slot, int row) const { return (Pair *)args.partial_terms + (int64)slot * cfg::B_r + row; }
 
@@ -96,7 +96,7 @@ struct Destination {
 // the place of one that waits for it.
 struct Progress {
     static constexpr uint64 arrival = 1, claim = 1ull << 16, departure = 1ull << 32;
-    static constexpr int chunk_rows = 16, most_looks = 32;
+    static constexpr int chunk_rows = cfg::d_value > 256 ? 4 : 16, most_looks = 32;
 
     uint64 *word;
     int segments, chunks;

@@ -146,6 +146,10 @@ def decode_launch(
 ) -> DecodeLaunch:
     """How to compute `o` from `q` and a cache of keys and values, all checked here."""
     _check(config, q, k, v, o, cache)
+    if rules.values_in_keys and v.shape[3] > (most := min(rules.values_in_keys, k.shape[3])):
+        raise ValueError(
+            f"{v.name}: head_dim is {v.shape[3]}; allowed: up to {most}, which are the first columns of {k.name}"
+        )
     for tensor in (q, k, v, o):
         check_layout(tensor)
     options.check()

@@ -40,7 +40,8 @@ def _constants(config: AmpereDecodeKernelConfig, variant: AttentionVariant) -> d
         "results_in_stages", "results_offset", "terms_offset",
     )  # fmt: skip
     return {
-        "cfg": {field.name: getattr(config, field.name) for field in fields(config)} | {"cluster": config.cluster},
+        "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
+        | {"cluster": config.cluster, "d_value": config.d_head, "tiles_apart": False},
         "variant": variant_constants(variant) | {"value_head_dim": variant.value_head_dim},
         "layout": dict(shapes.shared_layout.constants()),
         "shape": {name: getattr(shapes, name) for name in names},

@@ -48,7 +48,13 @@ def _constants(config: HopperDecodeKernelConfig, variant: AttentionVariant) -> d
     )  # fmt: skip
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
-        | {"n_consumers": config.n_consumers, "n_warps": config.n_warps, "blocks_per_sm": config.blocks_per_sm},
+        | {
+            "n_consumers": config.n_consumers,
+            "n_warps": config.n_warps,
+            "blocks_per_sm": config.blocks_per_sm,
+            "d_value": config.d_head,
+            "tiles_apart": False,
+        },
         "variant": variant_constants(variant) | {"value_head_dim": variant.value_head_dim},
         "layout": dict(shapes.shared_layout.constants()),
         "shape": {name: getattr(shapes, name) for name in names},

@@ -1,0 +1,116 @@
+"""The latent decode with one synchronisation broken: the simulated GPU names what is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from decode_cases import decoded
+from mutations import WRONG, SourceMutation, expect_named_or_wrong
+
+CONFIG = "latent decode (BF16, 576, 64, 32): stages_2"
+
+
+def checked(**problem: object) -> None:
+    try:
+        decoded(CONFIG, heads=(20, 1), **problem)
+    except (AssertionError, RuntimeError) as error:
+        raise AssertionError(WRONG) from error
+
+
+def run_steps() -> None:
+    checked(lengths=(200,), multiprocessors=1)
+
+
+def run_items() -> None:
+    """A thread block has several whole items."""
+    checked(lengths=(60, 50), multiprocessors=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", (run_steps, run_items))
+def test_the_kernel_is_sound_before_it_is_mutated(run):
+    run()
+
+
+KERNEL = "decode/latent.cuh"
+RACE, COPY, PRODUCT, FENCE, UNWRITTEN = {"race"}, {"async-copy"}, {"wgmma"}, {"proxy-fence"}, {"uninitialised-shared"}
+DEADLOCK = {"deadlock"}
+
+MUTATIONS = {
+    "barriers are used before they are there": SourceMutation(
+        KERNEL, {"__syncthreads(); // the barriers are there": ""}, run_steps, RACE
+    ),
+    "keys are scored before they have arrived": SourceMutation(
+        KERNEL, {"K.wait_until_full(scored.lap); // @operand K": ""}, run_steps, COPY | RACE | UNWRITTEN
+    ),
+    "keys are overwritten while they are read": SourceMutation(
+        KERNEL, {"slot.wait_until_empty(ring.lap); // @operand K": ""}, run_steps, COPY | RACE
+    ),
+    "scores read keys that threads have copied, without a fence": SourceMutation(
+        KERNEL, {"fence_async_proxy();           // threads have copied what the product reads": ""}, run_steps, FENCE
+    ),
+    "scores read Q before all threads have copied it": SourceMutation(
+        KERNEL,
+        {"named_barrier_sync(barriers::Q, consumer_threads); // all threads' rows are there": ""},
+        run_steps,
+        COPY | RACE | UNWRITTEN | FENCE,
+    ),
+    "P is read before it is stored": SourceMutation(
+        KERNEL,
+        {
+            "named_barrier_sync(barriers::P_full, consumer_threads); // the scorer has stored P": "",
+            "named_barrier_arrive(barriers::P_full, consumer_threads);": "",
+        },
+        run_steps,
+        RACE | UNWRITTEN,
+    ),
+    "P is overwritten before it is read": SourceMutation(
+        KERNEL,
+        {
+            "named_barrier_sync(barriers::P_empty, consumer_threads);        // the follower has read the last P": "",
+            "named_barrier_arrive(barriers::P_empty, consumer_threads);": ";",
+        },
+        run_steps,
+        RACE,
+    ),
+    "the follower does not say that it has read P": SourceMutation(
+        KERNEL, {"named_barrier_arrive(barriers::P_empty, consumer_threads);": ";"}, run_steps, DEADLOCK
+    ),
+    "scores are read before they are complete": SourceMutation(
+        KERNEL, {"wgmma_wait_group<1>();": ""}, run_steps, PRODUCT
+    ),
+    "results are read before they are complete": SourceMutation(
+        KERNEL,
+        {"wgmma_wait_group<0>();\n        pin_registers(O[0]);": "pin_registers(O[0]);"},
+        run_steps,
+        PRODUCT | RACE,
+    ),
+    "the columns that are scored only are released before they are scored": SourceMutation(
+        KERNEL,
+        {
+            "shared.keys(scored.stage, parts::scored_only).release(); // @operand K": "",
+            "issue_scores<parts::scorers, false>();": "issue_scores<parts::scorers, false>();\n"
+            "        shared.keys(scored.stage, parts::scored_only).release();",
+        },
+        run_steps,
+        COPY | RACE | PRODUCT,
+    ),
+    "the follower does not shrink what it has": SourceMutation(
+        KERNEL, {"__any_sync(all_lanes, shrinks) != 0": "false"}, run_steps
+    ),
+}
+
+FAST = ("P is overwritten before it is read",)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        pytest.param(mutation, id=name, marks=() if name in FAST else pytest.mark.slow)
+        for name, mutation in MUTATIONS.items()
+    ],
+)
+def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
+    expect_named_or_wrong(mutation, "flashwright.kernels.decode.latent.source", monkeypatch)
