@@ -66,6 +66,7 @@ def test_the_python_of_a_page_runs_without_a_gpu(page, own_directory):
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 @pytest.mark.parametrize("page", pages_with_python(on_gpu=True))
 def test_the_python_of_a_page_runs_on_a_gpu(page, own_directory, monkeypatch):
     offline_models(monkeypatch)
@@ -145,7 +146,7 @@ def marks(command: str) -> list[pytest.MarkDecorator]:
     """What times kernels needs a GPU."""
     times = re.match(r"flashwright (bench|tune|warm-up)\b", command) and not OF_RESULTS.match(command)
     needs_gpu = times and not re.search(r"--from|--arch", command)
-    return [pytest.mark.gpu] if needs_gpu else []
+    return [pytest.mark.gpu, pytest.mark.long] if needs_gpu else []
 
 
 def run(command: str, directory: Path) -> None:

@@ -11,7 +11,7 @@ from rank_processes import on_ranks
 
 from flashwright.distributed import Documents
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
 PACKED = (0, 20, 21, 90, 150, 151, 400, 400, 555, 700)
 MASKS = ({}, {"causal": True}, {"causal": True, "window": (100, 0)}, {"window": (70, 30), "softcap": 5.0})
