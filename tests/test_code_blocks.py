@@ -131,6 +131,8 @@ OF_RESULTS = re.compile(r"flashwright tune (show|export|import|clear)\b")
 """What handles results of searches, and searches nothing."""
 FEWER_KEYS = ("--keys", "1024", "--rounds", "2")
 """The same for a benchmark of decoding."""
+FEWER_SEARCHES = ("--d-head", "64", "--rows", "512")
+"""The same for searches of all problems."""
 
 
 def commands(*, of_tutorial: bool) -> list[object]:
@@ -165,6 +167,7 @@ def arguments_of(command: str) -> list[str]:
         return ["make", "--dry-run", "--directory", str(ROOT), *rest]
     if first == "flashwright":
         smaller = FEWER_KEYS if rest[0] == "bench" and "decode" in rest else SMALLER.get(rest[0], ())
+        smaller += FEWER_SEARCHES if rest[0] == "tune" and "--all" in rest else ()
         measures_nothing = "--from" in rest or OF_RESULTS.match(command)
         return [sys.executable, "-m", "flashwright", *rest, *(() if measures_nothing else smaller)]
     if first in ("python", ".venv/bin/python") and rest[0].endswith(".py"):
