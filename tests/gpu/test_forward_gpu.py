@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -55,8 +55,11 @@ def ladders(dtype: DType) -> list[KernelConfig]:
 
 
 def spaces() -> list[list[KernelConfig]]:
-    """Hopper kernels of the two dtypes differ in names of instructions only: the space is that of one."""
-    return [[*get_autotuning_kernel_configs()], [*get_hopper_configs("BF16")]]
+    """Kernels of the two dtypes differ in names of instructions only: of each Ampere config, one or the other in turns;
+    of Hopper, one."""
+    ampere = [config for config in get_autotuning_kernel_configs() if config.dtype is DType.BF16]
+    in_turns = [replace(config, dtype=DType.FP16) if i % 2 else config for i, config in enumerate(ampere)]
+    return [in_turns, [*get_hopper_configs("BF16")]]
 
 
 def every_config() -> list[Any]:
