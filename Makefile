@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TEST_WORKERS ?= auto
-TEST_GPU_WORKERS ?= 8
+TEST_GPU_WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores > 14 ? 14 : cores)))
 
 .PHONY: run test test-all test-gpu test-gpu-all lint docs clean
 
@@ -16,9 +16,9 @@ test: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)
 
-# On a machine with a GPU, in whatever environment it has: nothing is installed. A few processes share the GPU, and
-# compile two kernels at a time each. Without a GPU every test is skipped, with the reason.
-GPU_TESTS := PYTHONPATH=src $(PYTHON) -m pytest -n $(TEST_GPU_WORKERS) --dist worksteal -rs \
+# On a machine with a GPU, in whatever environment it has: nothing is installed. Processes share the GPU, and take one
+# test after the other in the order of tests/conftest.py. Without a GPU every test is skipped, with the reason.
+GPU_TESTS := PYTHONPATH=src $(PYTHON) -m pytest -n $(TEST_GPU_WORKERS) --dist load --maxschedchunk 1 -rs \
 	tests/gpu tests/simulator/test_hopper_on_gpu.py tests/simulator/test_instructions_on_gpu.py \
 	tests/test_code_blocks.py tests/test_examples.py
 

@@ -2,14 +2,16 @@
 
     PYTHONPATH=src python benchmarks/host_overhead.py [--calls 200] [--repeats 21] [--json]
 
-Needs a GPU. The problems are so small that the GPU is never behind the host, so the time of many calls in a row is the
-host's. Each number is the median over repeats of the mean over the calls of a repeat, after a warm-up. "Launch" is
-cuLaunchKernel of a prepared kernel: the floor for any function that launches one. "Nothing" is an autograd function
-that allocates and saves what a training step does, and launches no kernel: the floor for any that is written in Python.
+Needs a GPU. Kernels are compiled first, on all cores. The problems are so small that the GPU is never behind the host,
+so the time of many calls in a row is the host's. Each number is the median over repeats, in which the calls take turns,
+of the mean over the calls of a repeat. "Launch" is cuLaunchKernel of a prepared kernel: the floor for any function that
+launches one. "Nothing" is an autograd function that allocates and saves what a training step does, and launches no
+kernel: the floor for any that is written in Python.
 
 The second table is of calls whose lengths change every time, in a process that has the kernel: lengths that no call had
 before, the same a second time (where a schedule of tiles may be improved), and again (a plan hit); beside PyTorch's
 SDPA on the same tensors. Decoding has one query row and growing keys of a cache; prefill has as many rows as keys.
+Where transformers is installed, decoding is timed as its models call it, too, with four heads for each of the cache's.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ import random
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +39,7 @@ from flashwright.attention import attention
 from flashwright.hardware.tensor_map import TensorMap
 from flashwright.integrations.flash_attn import flash_attn_func
 from flashwright.integrations.sdpa import scaled_dot_product_attention
+from flashwright.integrations.transformers import attention_forward
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import families, family_of
 from flashwright.operators.forward import config_chosen_for
@@ -44,7 +49,6 @@ from flashwright.runtime.forward import run_forward
 from flashwright.runtime.loaded import loaded_kernel
 from flashwright.runtime.tensor_maps import encoded_words
 from flashwright.runtime.tensors import device_tensor
-from flashwright.workbench.bench.timing import host_us
 
 LIMIT_US = 15.0
 """Of attention() over the launch."""
@@ -125,10 +129,15 @@ def calls_to_time(q: Any, k: Any, v: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def same_calls(calls: int, repeats: int) -> dict[str, float]:
+def same_calls(to_time: dict[str, Callable[[], Any]], calls: int, repeats: int) -> dict[str, float]:
     """Microseconds of each, whose plans are at hand."""
-    q, k, v = _random(64)
-    return {name: host_us(call, calls, repeats) for name, call in calls_to_time(q, k, v).items()}
+    times: dict[str, list[float]] = {name: [] for name in to_time}
+    order = list(to_time)
+    for repeat in range(repeats + 1):  # the first warms up
+        random.Random(repeat).shuffle(order)
+        for name in order:
+            times[name].append(us_per_call(to_time[name], [()] * calls))
+    return {name: statistics.median(each[1:]) for name, each in times.items()}
 
 
 # --- A new length each time ----------------------------------------------------------------------------------------
@@ -149,61 +158,104 @@ class LengthCosts:
     new_over_sdpa: float
 
 
-def changing_lengths(repeats: int) -> list[LengthCosts]:
-    """As attention() chooses by itself, and of every family that this GPU runs."""
+@dataclass(frozen=True)
+class Lengths:
+    """Calls that differ in their lengths alone."""
+
+    family: str
+    problem: str
+    ours: Callable[..., Any]
+    pytorchs: Callable[..., Any]
+    decoding: bool
+    heads: tuple[int, int] = (HEADS, HEADS)
+
+    def views(self, lengths: Iterable[int]) -> Views:
+        q_heads, kv_heads = self.heads
+        q, k, v = (_random(LENGTHS.stop, heads)[0] for heads in (q_heads, kv_heads, kv_heads))
+        return [(q[:, :, : 1 if self.decoding else n], k[:, :, :n], v[:, :, :n]) for n in lengths]
+
+
+def lengths_to_time() -> list[Lengths]:
+    """As attention() chooses by itself, of every family that this GPU runs, and through transformers."""
     arch = gpu_model(torch.cuda.current_device()).arch
     names = [None, *(family.name for family in families() if family.runs_on(arch))]
     problems = (("decoding", True, False), ("prefill", False, False), ("prefill, causal", False, True))
-    return [
-        measured(name, problem, repeats, decoding=decoding, causal=causal)
+    found = [
+        Lengths(
+            name or "chosen",
+            problem,
+            partial(attention, causal=causal, family=name),
+            # A step of decoding attends to all keys; PyTorch's causal mask would be aligned to the first.
+            partial(functional.scaled_dot_product_attention, is_causal=causal),
+            decoding,
+        )
         for name in names
         for problem, decoding, causal in problems
     ]
+    return [*found, *through_transformers()]
 
 
-def measured(family: str | None, problem: str, repeats: int, *, decoding: bool, causal: bool) -> LengthCosts:
-    q, k, v = _random(LENGTHS.stop)
+def through_transformers() -> list[Lengths]:
+    """A step of a generation as a model calls its attention; nothing where transformers is not installed."""
+    try:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    except ImportError:
+        return []
+    module = SimpleNamespace(is_causal=True, num_key_value_groups=4, layer_idx=0, config=SimpleNamespace())
 
-    def views(lengths: Sequence[int]) -> Views:
-        return [(q[:, :, : 1 if decoding else n], k[:, :, :n], v[:, :, :n]) for n in lengths]
+    def step(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda q, k, v: forward(module, q, k, v, None, dropout=0.0, scaling=D_HEAD**-0.5)
 
-    ours = partial(attention, causal=causal, family=family)
-    # A step of decoding attends to all keys; PyTorch's causal mask would be aligned to the first.
-    pytorchs = partial(functional.scaled_dot_product_attention, is_causal=causal)
-    for call in (ours, pytorchs):
-        us_per_call(call, views(WARM_UP_LENGTHS))
+    ours, pytorchs = step(attention_forward), step(sdpa_attention_forward)
+    return [Lengths("transformers", "decoding", ours, pytorchs, decoding=True, heads=(4 * HEADS, HEADS))]
+
+
+def measured(of: Lengths, repeats: int) -> LengthCosts:
+    for call in (of.ours, of.pytorchs):
+        us_per_call(call, of.views(WARM_UP_LENGTHS))
     lengths = list(LENGTHS)
     random.Random(0).shuffle(lengths)
+    views = of.views(lengths)
     most = len(lengths) // LENGTHS_PER_REPEAT
     rounds = []
     for number in range(min(repeats, most)):
-        part = views(lengths[number * LENGTHS_PER_REPEAT : (number + 1) * LENGTHS_PER_REPEAT])
-        rounds.append([us_per_call(call, part) for call in (ours, ours, ours, pytorchs)])
+        part = views[number * LENGTHS_PER_REPEAT : (number + 1) * LENGTHS_PER_REPEAT]
+        rounds.append([us_per_call(call, part) for call in (of.ours, of.ours, of.ours, of.pytorchs)])
     columns = (
         *zip(*rounds, strict=True),
         *zip(*((new / hit, new / sdpa) for new, _, hit, sdpa in rounds), strict=True),
     )
-    return LengthCosts(family or "chosen", problem, *map(statistics.median, columns))
+    return LengthCosts(of.family, of.problem, *map(statistics.median, columns))
 
 
-def us_per_call(call: Callable[..., Any], views: Views) -> float:
-    """The mean over calls of different lengths, each once."""
+# --- Both ----------------------------------------------------------------------------------------------------------
+
+
+def compile_together(calls: Iterable[Callable[[], Any]]) -> None:
+    """Makes each call once, all at the same time: most compile kernels."""
+    with ThreadPoolExecutor(32) as pool:
+        for made in [pool.submit(call) for call in calls]:
+            made.result()
     torch.cuda.synchronize()
-    gc.collect()
+
+
+def us_per_call(call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> float:
+    """The mean over calls, of each arguments once."""
+    torch.cuda.synchronize()
     gc.disable()
     try:
         start = time.perf_counter()
-        for q, k, v in views:
-            call(q, k, v)
+        for each in arguments:
+            call(*each)
         seconds = time.perf_counter() - start
     finally:
         gc.enable()
     torch.cuda.synchronize()
-    return seconds / len(views) * 1e6
+    return seconds / len(arguments) * 1e6
 
 
-def _random(rows: int) -> tuple[Any, Any, Any]:
-    q, k, v = (torch.randn(1, HEADS, rows, D_HEAD, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+def _random(rows: int, heads: int = HEADS) -> tuple[Any, Any, Any]:
+    q, k, v = (torch.randn(1, heads, rows, D_HEAD, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     return q, k, v
 
 
@@ -240,8 +292,13 @@ def main() -> None:
         raise SystemExit("PyTorch sees no CUDA GPU on this machine")
 
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
-        times = same_calls(arguments.calls, arguments.repeats)
-        costs = changing_lengths(arguments.repeats)
+        same, changing = calls_to_time(*_random(64)), lengths_to_time()
+        first_calls = [partial(of.ours, *of.views(WARM_UP_LENGTHS[:1])[0]) for of in changing]
+        compile_together([*same.values(), *first_calls])
+        gc.collect()
+        gc.freeze()  # what was imported is not searched again
+        times = same_calls(same, arguments.calls, arguments.repeats)
+        costs = [measured(of, arguments.repeats) for of in changing]
     over_launch = {name: us - times["launch"] for name, us in times.items()}
     if arguments.json:
         report = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,11 +52,27 @@ def why_no_gpu() -> str | None:
 GPU_TEST_SECONDS = 300
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A kernel that hangs ends its test: a signal would wait for it, but a thread ends the process."""
     for item in items:
         if item.get_closest_marker("gpu") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(GPU_TEST_SECONDS, method="thread"))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = in_order_of_their_start(items)
+
+
+def in_order_of_their_start(items: list[pytest.Item]) -> list[pytest.Item]:
+    """As processes that share a GPU take them, one after the other. Long tests begin first, so that none is left for
+    the end; those that use the GPU alone come last, when no other test waits for them. The rest is mixed: some tests
+    mostly compile, others mostly compute."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    random.Random(0).shuffle(on_gpu)
+
+    def place(item: pytest.Item) -> int:
+        return 2 if item.get_closest_marker("alone") else 0 if item.get_closest_marker("long") else 1
+
+    return [*(item for item in items if not item.get_closest_marker("gpu")), *sorted(on_gpu, key=place)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

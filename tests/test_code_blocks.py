@@ -66,6 +66,7 @@ def test_the_python_of_a_page_runs_without_a_gpu(page, own_directory):
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 @pytest.mark.parametrize("page", pages_with_python(on_gpu=True))
 def test_the_python_of_a_page_runs_on_a_gpu(page, own_directory, monkeypatch):
     offline_models(monkeypatch)
@@ -130,6 +131,8 @@ OF_RESULTS = re.compile(r"flashwright tune (show|export|import|clear)\b")
 """What handles results of searches, and searches nothing."""
 FEWER_KEYS = ("--keys", "1024", "--rounds", "2")
 """The same for a benchmark of decoding."""
+FEWER_SEARCHES = ("--d-head", "64", "--rows", "512")
+"""The same for searches of all problems."""
 
 
 def commands(*, of_tutorial: bool) -> list[object]:
@@ -145,7 +148,7 @@ def marks(command: str) -> list[pytest.MarkDecorator]:
     """What times kernels needs a GPU."""
     times = re.match(r"flashwright (bench|tune|warm-up)\b", command) and not OF_RESULTS.match(command)
     needs_gpu = times and not re.search(r"--from|--arch", command)
-    return [pytest.mark.gpu] if needs_gpu else []
+    return [pytest.mark.gpu, pytest.mark.long] if needs_gpu else []
 
 
 def run(command: str, directory: Path) -> None:
@@ -164,6 +167,7 @@ def arguments_of(command: str) -> list[str]:
         return ["make", "--dry-run", "--directory", str(ROOT), *rest]
     if first == "flashwright":
         smaller = FEWER_KEYS if rest[0] == "bench" and "decode" in rest else SMALLER.get(rest[0], ())
+        smaller += FEWER_SEARCHES if rest[0] == "tune" and "--all" in rest else ()
         measures_nothing = "--from" in rest or OF_RESULTS.match(command)
         return [sys.executable, "-m", "flashwright", *rest, *(() if measures_nothing else smaller)]
     if first in ("python", ".venv/bin/python") and rest[0].endswith(".py"):

@@ -84,6 +84,7 @@ def test_the_page_on_training_says_what_was_stored(monkeypatch, capsys, tmp_path
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROMISES)
 def test_an_example_runs_on_a_gpu(name, monkeypatch, tmp_path):
     monkeypatch.setenv(CACHE_DIRECTORY_VARIABLE, str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,14 @@ from flashwright.compiler import nvrtc
 from flashwright.kernels.family import KernelFamily
 from flashwright.kernels.registry import family_named, family_names
 from flashwright.runtime import backward, forward, loaded
+
+
+@pytest.fixture(scope="session", autouse=True)
+def share_of_the_cores() -> None:
+    """What PyTorch computes on the CPU: processes that share a GPU share the cores, too."""
+    torch = pytest.importorskip("torch")
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, torch.get_num_threads() // processes))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
-from attention_cases import Case, laid_out, random_case, relative_error
+from attention_cases import Case, laid_out, random_case, relative_error, relative_errors
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -31,6 +31,7 @@ from .tools import (
     config_for,
     eager_gradients,
     options_of,
+    slices_of,
     some,
     starts_of,
     truth,
@@ -47,7 +48,8 @@ def sampled(cases: list[Case], count: int) -> list[Any]:
     return [case if i < count else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(cases)]
 
 
-CASES = sampled([random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)], 160)
+CASES = [random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)]
+ALWAYS = 160
 PACKED_CASES = sampled([random_case(1000 + seed, 400) for seed in range(40)], 24)
 
 
@@ -74,15 +76,23 @@ def varlen(
 # --- Any problem -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_any_problem_is_computed_as_accurately_as_by_pytorch(family, case):
+@pytest.mark.parametrize(
+    ("case", "without_lse_too"),
+    [
+        pytest.param(case, i < ALWAYS, id=str(case), marks=() if i < ALWAYS else pytest.mark.slow)
+        for i, case in enumerate(CASES)
+    ],
+)
+def test_any_problem_is_computed_as_accurately_as_by_pytorch(family, case, without_lse_too):
+    """With and without the log-sum-exp are two kernels, of which the second lacks a store of the first."""
     q, k, v = inputs(case)
     expected, expected_lse = truth(q, k, v, case.options)
     pytorchs = by_pytorch(q, k, v, case.options)
-    compile_with_and_without_lse(config_for(q, k, case.options, family), q, k, options_of(case.options))
+    if without_lse_too:
+        compile_with_and_without_lse(config_for(q, k, case.options, family), q, k, options_of(case.options))
     q, k, v = (laid_out(x, case.layout) for x in (q, k, v))
-    # With and without the log-sum-exp are two kernels.
-    assert_as_accurate(attention(q, k, v, **case.options, family=family), expected, pytorchs)
+    if without_lse_too:
+        assert_as_accurate(attention(q, k, v, **case.options, family=family), expected, pytorchs)
     out, lse = attention(q, k, v, **case.options, family=family, return_lse=True)
     assert_as_accurate(out, expected, pytorchs)
     assert_close_lse(lse, expected_lse)
@@ -93,10 +103,10 @@ def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(family, case)
     options = case.options | ({"causal": True} if "causal" in case.options else {})
     draw = random.Random(str(case))
     lengths = [(draw.randint(0, case.lengths[0]), draw.randint(1, case.lengths[1])) for _ in range(6)]
-    lengths = [*lengths, case.lengths]
-    q_starts, k_starts = (starts_of(list(part)) for part in zip(*lengths, strict=True))
+    row_lengths, key_lengths = zip(*lengths, case.lengths, strict=True)
+    q_starts, k_starts = starts_of(row_lengths), starts_of(key_lengths)
     q_shape, kv_shape = (
-        (int(starts[-1]), heads, case.head_dim) for starts, heads in zip((q_starts, k_starts), case.heads, strict=True)
+        (sum(each), heads, case.head_dim) for each, heads in zip((row_lengths, key_lengths), case.heads, strict=True)
     )
     q, k, v = some(getattr(torch, case.dtype), q_shape, kv_shape, seed=0)
     heads_first = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
@@ -110,10 +120,9 @@ def test_packed_sequences_are_computed_as_accurately_as_by_pytorch(family, case)
     if config == config_for(*heads_first[:2], options, None, case.lengths):
         results.append(varlen(q, k, v, q_starts, k_starts, case.lengths, options))
     expected, expected_lse, pytorchs = torch.zeros_like(q, dtype=torch.float64), [], torch.zeros_like(q)
-    for b, (rows, _keys) in enumerate(lengths):
-        if not rows:
+    for row, key in zip(slices_of(row_lengths), slices_of(key_lengths), strict=True):
+        if row.start == row.stop:
             continue
-        row, key = (slice(int(starts[b]), int(starts[b + 1])) for starts in (q_starts, k_starts))
         part = [x.transpose(0, 1).unsqueeze(0).contiguous() for x in (q[row], k[key], v[key])]
         sequence, sequence_lse = truth(*part, options)
         expected[row] = sequence[0].transpose(0, 1)
@@ -212,8 +221,8 @@ def test_gradients_are_as_accurate_as_pytorchs(dtype, head_dim, options):
         actual = gradients(attention(q, k, v, **options), (q, k, v), grad)
         eager = eager_gradients(q, k, v, grad, options)
         for name, a, e, x in zip("qkv", actual, eager, expected_gradients, strict=True):
-            assert a.isfinite().all().item(), name
-            assert relative_error(a, x) <= ERROR_OVER_PYTORCH * relative_error(e, x), name
+            error, eager_error = relative_errors(x, a, e)  # NaN, if an element is
+            assert error <= ERROR_OVER_PYTORCH * eager_error < math.inf, name
 
 
 def test_gradients_flow_from_the_log_sum_exp():
@@ -265,6 +274,7 @@ def test_pytorch_finds_nothing_wrong_with_the_operator():
     torch.library.opcheck(torch.ops.flashwright.attention_forward.default, arguments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("grad", [False, True])
 def test_compiled_functions_have_no_graph_breaks(backend, grad):
@@ -375,6 +385,7 @@ def test_wrong_tensors_are_named():
 # --- transformers ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "options"),
     [

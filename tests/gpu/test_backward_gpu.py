@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -35,10 +34,12 @@ from flashwright.workbench.bench.scores import score_inputs
 
 from .tools import (
     assert_gradients_as_accurate,
+    assert_same_bits,
     eager_gradients,
     flash_gradients,
     packed_truth,
     poison,
+    slices_of,
     some,
     starts_of,
     this_gpu,
@@ -144,10 +145,11 @@ def test_gradients_of_packed_sequences_obey_flash_attentions_rule(backward_famil
     lengths = [(draw.randint(0, case.lengths[0]), draw.randint(1, case.lengths[1])) for _ in range(5)]
     lengths = [*lengths, case.lengths]
     first = draw.choice([0, 13])
-    q_starts, k_starts = (starts_of(list(part), first) for part in zip(*lengths, strict=True))
+    row_lengths, key_lengths = zip(*lengths, strict=True)
+    q_starts, k_starts = starts_of(row_lengths, first), starts_of(key_lengths, first)
     q_shape, kv_shape = (
-        (1, heads, int(starts[-1]) + draw.choice([0, 9]), case.head_dim)
-        for starts, heads in zip((q_starts, k_starts), case.heads, strict=True)
+        (1, heads, first + sum(each) + draw.choice([0, 9]), case.head_dim)
+        for each, heads in zip((row_lengths, key_lengths), case.heads, strict=True)
     )
     q, k, v = some(getattr(torch, case.dtype), q_shape, kv_shape)
     out, lse = packed_truth(q, k, v, q_starts, k_starts, options)
@@ -155,8 +157,7 @@ def test_gradients_of_packed_sequences_obey_flash_attentions_rule(backward_famil
     do = grad_like(out)
     expected = [torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v)]
     yardsticks = [[torch.zeros_like(x) for x in (q, k, v)] for _ in range(2)]
-    for rows, keys in zip(pairwise(q_starts.tolist()), pairwise(k_starts.tolist()), strict=True):
-        row, key = slice(*rows), slice(*keys)
+    for row, key in zip(slices_of(row_lengths, first), slices_of(key_lengths, first), strict=True):
         if row.start == row.stop:
             continue
         sequence = q[:, :, row], k[:, :, key], v[:, :, key], do[:, :, row], options
@@ -172,10 +173,12 @@ def test_gradients_of_packed_sequences_obey_flash_attentions_rule(backward_famil
         max_seqlen_q=case.lengths[0], max_seqlen_k=case.lengths[1],
     )  # fmt: skip
     assert_gradients_as_accurate(gradients, expected, *yardsticks)
-    for gradient, starts in zip(gradients, (q_starts, k_starts, k_starts), strict=True):
-        outside = torch.ones(gradient.shape[2], dtype=torch.bool, device="cuda")
-        outside[int(starts[0]) : int(starts[-1])] = False
-        assert not gradient[:, :, outside].any().item()
+    outside = [
+        part.any()
+        for gradient, each in zip(gradients, (row_lengths, key_lengths, key_lengths), strict=True)
+        for part in (gradient[:, :, :first], gradient[:, :, first + sum(each) :])
+    ]
+    assert not torch.stack(outside).any().item()
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 5.0}], ids=str)
@@ -234,7 +237,10 @@ def test_large_inputs_do_not_overflow(causal, head_dim):
     ("head_dim", "runs"),
     [
         *((head_dim, 30) for head_dim in (40, 64, 128, 256)),
-        *(pytest.param(head_dim, 1000, marks=pytest.mark.slow) for head_dim in (32, 40, 64, 96, 128, 192, 256)),
+        *(
+            pytest.param(head_dim, 1000, marks=[pytest.mark.slow, pytest.mark.long])
+            for head_dim in (32, 40, 64, 96, 128, 192, 256)
+        ),
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
@@ -243,10 +249,8 @@ def test_deterministic_gradients_have_the_same_bits_in_every_run(backward_family
     out, lse = attention(q, k, v, **options, return_lse=True)
     do = grad_like(out)
     config = config_of(backward_family, q, (700, 700), options, deterministic=True)
-    first = run_backward(config, do, q, k, v, out, lse, **arguments_of(options))
-    for _ in range(runs):
-        again = run_backward(config, do, q, k, v, out, lse, **arguments_of(options))
-        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    run = partial(run_backward, config, do, q, k, v, out, lse, **arguments_of(options))
+    assert_same_bits(run(), (run() for _ in range(runs)))
 
 
 @pytest.mark.parametrize("by", ["attention", "flash_attn_func", "flash_attn_varlen_func", "PyTorch's switch"])
@@ -268,9 +272,7 @@ def test_every_way_of_asking_for_deterministic_gradients_gives_them(by):
 
     torch.use_deterministic_algorithms(by == "PyTorch's switch", warn_only=True)
     try:
-        first = gradients()
-        for _ in range(20):
-            assert all(torch.equal(a, b) for a, b in zip(first, gradients(), strict=True))
+        assert_same_bits(gradients(), (gradients() for _ in range(20)))
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -279,10 +281,8 @@ def test_gradients_of_keys_and_values_have_the_same_bits_without_asking(backward
     q, k, v = some(torch.bfloat16, (1, 4, 1500, 64), (1, 2, 1500, 64))
     out, lse = attention(q, k, v, return_lse=True)
     config, do = config_of(backward_family, q, (1500, 1500), {}), grad_like(out)
-    _, first_dk, first_dv = run_backward(config, do, q, k, v, out, lse)
-    for _ in range(20):
-        _, dk, dv = run_backward(config, do, q, k, v, out, lse)
-        assert torch.equal(dk, first_dk) and torch.equal(dv, first_dv)
+    (_, *first), *others = (run_backward(config, do, q, k, v, out, lse) for _ in range(21))
+    assert_same_bits(first, (gradients[1:] for gradients in others))
 
 
 # --- As a part of PyTorch --------------------------------------------------------------------------------------------
@@ -366,6 +366,7 @@ def test_a_captured_training_step_replays_on_new_inputs(packed):
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 
 
+@pytest.mark.long
 def test_compiled_training_gives_the_same_gradients():
     torch._dynamo.reset()
     q, k, v = some(grad=True)
@@ -398,7 +399,7 @@ def test_threads_train_at_the_same_time():
 
     with ThreadPoolExecutor(8) as pool:
         for found, wanted in zip(pool.map(work, range(8)), expected, strict=True):
-            assert all(torch.equal(a, b) for each in found for a, b in zip(each, wanted, strict=True))
+            assert_same_bits(wanted, found)
 
 
 def test_a_checkpointed_call_gives_the_same_gradients():

@@ -19,7 +19,7 @@ from flashwright.workbench.bench.scores import KINDS
 
 from .tools import this_gpu
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
 SMALL = ["bench", "--d-head", "64", "--seqlen", "256", "--seqlen", "512", "--tokens", "2048", "--hidden", "256"]
 

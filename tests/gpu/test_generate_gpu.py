@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers", minversion="5", reason="trans
 from flashwright.integrations.transformers import register
 from flashwright.runtime import loaded
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
 PROMPTS = [[5, 17, 3, 88, 2, 41, 7], [9, 60, 33, 2], [71]]
 

@@ -26,7 +26,7 @@ from .tools import ERROR, TORCH_DTYPES, starts_of, this_gpu
 from .tools import some as random_tensors
 
 HOPPER = family_named("hopper")
-REPEATS = [500, pytest.param(10_000, marks=pytest.mark.slow)]
+REPEATS = [500, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.long])]
 CAUSAL = Window(right=0)
 ALL = "stages_2+overlap+ping_pong+persistent+lazy+guess"
 GUARD = 7.0

@@ -8,12 +8,13 @@ same dtype.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from attention_cases import relative_error
+from attention_cases import relative_error, relative_errors
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -74,17 +75,20 @@ def window_of(options: dict[str, Any]) -> Window:
     return options_of(options).window
 
 
-def starts_of(lengths: list[int], first: int = 0) -> Any:
+def starts_of(lengths: Sequence[int], first: int = 0) -> Any:
     """cu_seqlens of sequences of these lengths, on the GPU."""
-    ends = torch.tensor([first, *lengths]).cumsum(0)
-    return ends.to(device="cuda", dtype=torch.int32)
+    return torch.tensor([*accumulate(lengths, initial=first)], device="cuda", dtype=torch.int32)
+
+
+def slices_of(lengths: Sequence[int], first: int = 0) -> list[slice]:
+    """The rows of each."""
+    return [slice(*ends) for ends in pairwise(accumulate(lengths, initial=first))]
 
 
 def poison(like: Any, count: int = 4) -> None:
     """Fills memory that the next tensors of this size will get with NaN."""
     spoilt = [torch.full_like(like, math.nan, memory_format=torch.contiguous_format) for _ in range(count)]
     spoilt += [torch.full(like.shape[:-1], math.nan, dtype=torch.float32, device=like.device) for _ in range(count)]
-    torch.cuda.synchronize()
     del spoilt
 
 
@@ -211,28 +215,41 @@ def flash_gradients(q: Any, k: Any, v: Any, grad: Any, options: dict[str, Any], 
 def assert_gradients_as_accurate(gradients: Any, expected: Any, *yardsticks: Any) -> None:
     """By the rule of FlashAttention's tests: at most twice the largest error of the yardsticks, and twice what adding
     and subtracting 0.3 leaves of the truth."""
-    for name, gradient, truth, *others in zip("qkv", gradients, expected, *yardsticks, strict=True):
-        assert gradient.isfinite().all().item(), f"d{name}: not all elements are finite"
-        error, *errors = ((x.double() - truth).abs().max().item() for x in (gradient, *others))
+    found = []
+    for gradient, truth, *others in zip(gradients, expected, *yardsticks, strict=True):
         rounded = truth.to(gradient.dtype)
-        allowed = 2 * max(errors) + 2 * (rounded + 0.3 - 0.3 - rounded).abs().max().item()
+        differences = [rounded + 0.3 - 0.3 - rounded, *(x.double() - truth for x in (gradient, *others))]
+        found.append(torch.stack([x.abs().max().double() for x in differences]))
+    for name, (rounding, error, *errors) in zip("qkv", torch.stack(found).tolist(), strict=True):
+        assert math.isfinite(error), f"d{name}: not all elements are finite"
+        allowed = 2 * max(errors) + 2 * rounding
         assert error <= allowed, f"d{name}: {error:.2e}; allowed: {allowed:.2e}"
 
 
 # --- Comparing -------------------------------------------------------------------------------------------------------
 
 
+def assert_same_bits(first: Iterable[Any], others: Iterable[Iterable[Any]]) -> None:
+    """Of every run as of the first, whose results may be several. The GPU counts, and is waited for once."""
+    first = list(first)
+    differences = torch.zeros((), dtype=torch.int64, device="cuda")
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            differences += (a.view(torch.uint8) != b.view(torch.uint8)).sum()
+    assert differences.item() == 0, f"{differences.item()} bytes differ"
+
+
 def assert_right(out: Any, expected: Any) -> None:
     """Within rounding of float64's result."""
-    assert not out.isnan().any().item(), f"{out.isnan().sum().item()} of {out.numel()} elements are NaN"
-    assert relative_error(out, expected) <= ERROR[out.dtype]
+    error = relative_error(out, expected)  # NaN, if an element is
+    assert error <= ERROR[out.dtype], f"{error:.2e}; {out.isnan().sum().item()} of {out.numel()} elements are NaN"
 
 
 def assert_as_accurate(out: Any, expected: Any, pytorchs: Any) -> None:
-    assert not out.isnan().any().item()
     # Where PyTorch is exact (one key: the output is v), rounding the truth is still allowed for.
-    bound = max(relative_error(pytorchs, expected), relative_error(expected.to(out.dtype), expected))
-    assert relative_error(out, expected) <= ERROR_OVER_PYTORCH * bound
+    error, *bounds = relative_errors(expected, out, pytorchs, expected.to(out.dtype))
+    allowed = ERROR_OVER_PYTORCH * max(bounds)
+    assert error <= allowed, f"{error:.2e}; allowed: {allowed:.2e}"  # NaN, if an element is
 
 
 def assert_close_lse(lse: Any, expected: Any) -> None:

@@ -272,11 +272,13 @@ def attention_forward(
     import torch
 
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    head_dim = query.shape[-1]
     if (
         attention_mask is None and cu_seq_lens_q is None and cache is None and position_bias is None
         and s_aux is None and not dropout and not kwargs.get("output_attentions") and active_context() is None
-        and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] == value.shape[-1] <= MAX_D_HEAD
-        and query.shape[-1] % HEAD_DIM_STEP == 0 and not torch.is_autocast_enabled(query.device.type)
+        and (query.dtype is torch.bfloat16 or query.dtype is torch.float16)
+        and head_dim == value.shape[-1] <= MAX_D_HEAD and head_dim % HEAD_DIM_STEP == 0
+        and not torch.is_autocast_enabled("cuda" if query.is_cuda else query.device.type)
     ):  # fmt: skip
         # A step of a generation, which is not to wait for the questions below.
         sides_of_rows = None if sliding_window is None else _window(sliding_window, causal)[:2]
