@@ -26,7 +26,7 @@ OTHERS = (
     "hopper decode (FP16, 256, 64, 32): stages_2",
 )
 CLUSTERS = (
-    "hopper decode (BF16, 64, 64, 32): stages_2+cluster_2+prefetch",
+    "hopper decode (BF16, 128, 64, 32): stages_2+cluster_2+prefetch",  # of two panels, as descriptors count them
     "hopper decode (FP16, 64, 64, 32): stages_2+cluster_4",
     "hopper decode (BF16, 64, 128, 32): stages_2+cluster_8+prefetch",
     "hopper decode (BF16, 128, 128, 64): stages_4+cluster_8",
@@ -49,9 +49,9 @@ def test_configs_compute_attention(config):
 
 @pytest.mark.parametrize("config", first_fast(*CLUSTERS))
 def test_thread_blocks_of_a_cluster_divide_a_share(config):
-    """One sequence is a whole item, one has two segments, one leaves some thread blocks without keys."""
+    """The first sequence is cut in two; the second leaves some thread blocks without keys."""
     cluster = parse_config(config).cluster
-    decoded(config, heads=(40, 1), multiprocessors=2 * cluster, lengths=(200, 1, 64), launches=2)
+    decoded(config, heads=(40, 1), multiprocessors=2 * cluster, capacity=140, lengths=(140, 1, 40), launches=2)
 
 
 @pytest.mark.slow

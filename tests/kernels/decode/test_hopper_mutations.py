@@ -10,7 +10,7 @@ from decode_cases import decoded
 from mutations import WRONG, SourceMutation, expect_named_or_wrong
 
 CONFIG = "hopper decode (BF16, 64, 128, 32): stages_2"
-CLUSTER = "hopper decode (BF16, 64, 64, 32): stages_2+cluster_2"
+CLUSTER = "hopper decode (BF16, 128, 64, 32): stages_2+cluster_2"
 
 
 def checked(config: str = CONFIG, **problem: object) -> None:
@@ -102,6 +102,9 @@ MUTATIONS = {
     ),
     "parts of a cluster are read before they are there": SourceMutation(
         KERNEL, {"exchange.wait_until_received();": ""}, run_cluster, RACE | UNWRITTEN
+    ),
+    "descriptors say in whose block of a cluster their operand is": SourceMutation(
+        "ptx/cluster.cuh", {"return shared & ((1 << 18) - 1);": "return shared;"}, run_cluster, RACE | UNWRITTEN
     ),
     "progress with helpers is left as it is": SourceMutation(
         PARTS, {"store_relaxed(word, 0); // the last to leave": ";"}, run_segments

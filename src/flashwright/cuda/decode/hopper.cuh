@@ -171,10 +171,13 @@ struct Consumer {
         K.wait_until_full(K_place.lap); // @operand K
         fence_async_proxy();            // threads have copied what the product reads
         if constexpr (shape::Q_in_registers) {
-            issue_scores(K.data); // @product S
+            issue_scores(in_block(K.data)); // @product S
         } else {
-            issue_shared_shared<cfg::d_head, cfg::B_c>(S[0], shared.Q(warpgroup), K.data); // @product S
+            issue_shared_shared<cfg::d_head, cfg::B_c>(S[0], in_block(shared.Q(warpgroup)), in_block(K.data)); // @product S
         }
+    }
+    static DEVICE uint32 in_block(uint32 shared) {
+        return cfg::cluster > 1 ? address_for_descriptor(shared) : shared;
     }
     DEVICE void issue_scores(uint32 K) {
         const uint64 keys = operand_descriptor(K, OperandLayout::summed_over_columns());
@@ -198,7 +201,7 @@ struct Consumer {
         const Slot V = shared.V(V_place.stage);
         V.wait_until_full(V_place.lap); // @operand V
         fence_async_proxy();
-        issue_registers_shared<cfg::B_c>(O[0], P, V.data); // @product O
+        issue_registers_shared<cfg::B_c>(O[0], P, in_block(V.data)); // @product O
     }
     DEVICE void finish_output() {
         wgmma_wait_group<0>();

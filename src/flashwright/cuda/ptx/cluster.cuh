@@ -16,6 +16,10 @@ DEVICE uint32 address_in_block(uint32 shared, uint32 rank) {
     return address;
 }
 
+// A place in a block's own shared memory as descriptors of wgmma have it: without the bits above its own that say, in a
+// cluster, in whose block it is.
+DEVICE uint32 address_for_descriptor(uint32 shared) { return shared & ((1 << 18) - 1); }
+
 // Waits until all threads of all blocks of the cluster have arrived, those that have ended apart. What they wrote before
 // is visible after.
 DEVICE void cluster_sync() {
