@@ -140,6 +140,7 @@ def test_decodes_are_steps_of_generation_and_chunks_unless_sizes_are_given(fake_
     ]  # fmt: skip
     assert [cell.causal for cell in fake_gpu.cells] == [False] * 8 + [True] * 4
     assert "Decode, BF16: µs and TB/s of keys and values read once" in out
+    assert "b: sequences, heads of q / of k and v, s: keys of each, d: head dimension" in out
     # 2 ms of ours for 16 sequences of 8k keys: 8 heads of 128 columns, keys and values of 2 bytes
     assert f"{2 * 2 * 16 * 8192 * 8 * 128 / 2.0 / 1e9:.2f}" in out
 

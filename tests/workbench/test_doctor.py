@@ -14,6 +14,7 @@ import pytest
 from command_line import flashwright
 
 from flashwright import __version__, compile_kernel
+from flashwright.cli.doctor import doctor as doctor_command
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE, ProgramCache
 from flashwright.workbench import doctor, environment
 from flashwright.workbench.doctor import (
@@ -30,7 +31,7 @@ from flashwright.workbench.doctor import (
     check_torch,
     check_transformers,
     check_tuning,
-    examine,
+    findings,
 )
 from flashwright.workbench.environment import GPU
 
@@ -107,9 +108,22 @@ def test_a_check_that_fails_unexpectedly_is_a_finding_not_a_crash(monkeypatch):
         raise OverflowError("unheard of")
 
     monkeypatch.setattr(doctor, "check_gpu", explode)
-    gpu = next(finding for finding in examine(progress=False) if finding.subject == "GPU")
+    gpu = next(finding for finding in findings() if finding.subject == "GPU")
     assert gpu.verdict is Verdict.NOTE
     assert "OverflowError: unheard of" in gpu.found
+
+
+def test_findings_are_printed_as_they_are_found(own_cache, monkeypatch, capsys):
+    printed_before = []
+
+    def slow() -> Finding:
+        printed_before.append(capsys.readouterr().out)
+        return Finding("disk", Verdict.OK, "enough")
+
+    monkeypatch.setattr(doctor, "check_disk", slow)
+    doctor_command()
+    assert "NVRTC" in printed_before[0] and "tuning database" in printed_before[0]
+    assert "disk: enough" in capsys.readouterr().out
 
 
 # --- The compiler --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from flashwright.runtime.progress import progress_bar
 from flashwright.workbench.bench.cache_cells import cache_cells, usual_cells
 from flashwright.workbench.bench.figures import plot_files, save_figure
 from flashwright.workbench.bench.gpu_machine import LAUNCHES, ROUNDS, GPUMachine, prepare_ours
-from flashwright.workbench.bench.grid import D_HEADS, LENGTHS, MASKS, Cell, grid, length_text
+from flashwright.workbench.bench.grid import CACHE_NAMES, D_HEADS, LENGTHS, MASKS, Cell, grid, length_text
 from flashwright.workbench.bench.grid_plot import OPERATION_TITLES, grid_figure
 from flashwright.workbench.bench.measure import Prepare, measure
 from flashwright.workbench.bench.peers import PEERS, Peer, chosen_peers, external_peer, installed
@@ -367,7 +367,8 @@ def _cache_table(result: BenchResult) -> Table:
     first = result.cells[0].cell
     scores = "" if first.scores == NORMAL else f", {first.scores}"
     table = Table(
-        title=f"Decode, {first.dtype.name}{scores}: µs and TB/s of keys and values read once, and {OURS} ÷ each"
+        title=f"Decode, {first.dtype.name}{scores}: µs and TB/s of keys and values read once, and {OURS} ÷ each",
+        caption=CACHE_NAMES,
     )
     table.add_column("", no_wrap=True)
     names = result.implementations()

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -29,7 +29,6 @@ from flashwright.compiler.program_cache import (
 from flashwright.compiler.toolkit import toolkit_include_directories
 from flashwright.kernels.source import KernelSource
 from flashwright.runtime.devices import OLDEST_COMPUTE_CAPABILITY
-from flashwright.runtime.progress import progress_bar
 from flashwright.workbench import environment
 from flashwright.workbench.explain.disassembly import find_disassembler
 
@@ -65,8 +64,8 @@ class Finding:
         }
 
 
-def examine(*, progress: bool = True) -> list[Finding]:
-    """Every finding. A check that fails unexpectedly is a finding too."""
+def findings() -> Iterator[Finding]:
+    """One after the other, as they are found. A check that fails unexpectedly is a finding too."""
     checks: dict[str, Callable[[], Finding]] = {
         "Python": check_python,
         "flashwright": check_flashwright,
@@ -82,20 +81,16 @@ def examine(*, progress: bool = True) -> list[Finding]:
         "tuning database": check_tuning,
         "disk": check_disk,
     }
-    findings = []
-    with progress_bar("examining", len(checks), enabled=progress) as advance:
-        for subject, check in checks.items():
-            try:
-                findings.append(check())
-            except Exception as error:
-                findings.append(Finding(subject, Verdict.NOTE, f"could not be examined: {_text_of(error)}"))
-            advance()
-    return findings
+    for subject, check in checks.items():
+        try:
+            yield check()
+        except Exception as error:
+            yield Finding(subject, Verdict.NOTE, f"could not be examined: {_text_of(error)}")
 
 
-def works(findings: list[Finding]) -> bool:
+def works(found: Iterable[Finding]) -> bool:
     """Whether flashwright can work here, with a GPU or without."""
-    return all(finding.verdict is not Verdict.BROKEN for finding in findings)
+    return all(finding.verdict is not Verdict.BROKEN for finding in found)
 
 
 # --- Python and packages -------------------------------------------------------------------------------------------

@@ -106,6 +106,8 @@ class Cell:
         return cls(dtype=dtype, causal=causal, scores=scores, operation=operation, **numbers, **cache)
 
 
+CACHE_NAMES = "b: sequences, heads of q / of k and v, s: keys of each, d: head dimension"
+"""What the names of cells of decoding are made of."""
 OF_CACHES = {"rows": int, "page": int, "uneven": bool}
 """Fields of cells that read a cache, and their types."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from flashwright.problem.flops import BACKWARD, DECODE, FORWARD, TRAIN
 from flashwright.workbench.bench.figures import OURS_COLOUR, PEER_COLOURS, new_figure, style
-from flashwright.workbench.bench.grid import length_text
+from flashwright.workbench.bench.grid import CACHE_NAMES, length_text
 from flashwright.workbench.bench.peers import PEERS
 from flashwright.workbench.bench.results import BenchResult, CellResult, is_ours, label_of
 from flashwright.workbench.bench.scores import NORMAL
@@ -70,7 +70,7 @@ def _cache_figure(result: BenchResult) -> Any:
         axis.set_yticks(range(len(result.cells)), [str(found.cell) for found in result.cells])
         axis.invert_yaxis()
         axis.grid(False, axis="y")
-        axis.set_xlabel("TB/s of keys and values read once")
+        axis.set_xlabel(f"TB/s of keys and values read once\n{CACHE_NAMES}")
         figure.suptitle(_title(result))
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
