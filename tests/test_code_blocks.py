@@ -23,7 +23,7 @@ from knob_pages.pages import FACTS, TUTORIAL
 
 PAGES = {
     str(path.relative_to(ROOT)): code_blocks(path.read_text("utf-8"))
-    for path in (*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")))
+    for path in (*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").glob("*.md")))
 }
 LANGUAGES = {"python", "text", "cpp", *SHELLS}
 """`text` and `cpp` are outputs and excerpts, which the pages' generator writes."""

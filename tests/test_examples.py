@@ -33,8 +33,10 @@ PROMISES = {
 """By example: arguments that make it short, and what it prints."""
 
 
-def test_every_example_is_run():
+def test_every_example_is_run_and_in_the_table():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES)
+    table = (EXAMPLES / "README.md").read_text("utf-8")
+    assert set(re.findall(r"^\| \[`(\w+\.py)`\]", table, re.MULTILINE)) == set(PROMISES)
 
 
 def run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
