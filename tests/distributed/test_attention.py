@@ -65,6 +65,14 @@ def cross_attention_cases() -> list[Case]:
     ]
 
 
+def other_values_cases() -> list[Case]:
+    """Values with fewer and with more columns than queries and keys."""
+    return [
+        Case(strategy=strategy, value_head_dim=columns, options={"causal": True})
+        for strategy, columns in product(("ring", "all-gather", "all-to-all"), (3, 16))
+    ]
+
+
 def sample(cases: list[Case], count: int) -> list[Case]:
     """Some of every kind."""
     step = max(1, len(cases) // count) | 1
@@ -87,7 +95,7 @@ def mesh_cases(mesh: tuple[int, int]) -> list[Case]:
 
 
 def test_three_processes_compute_what_one_computes():
-    cases = sample(every_case(3), 24) + sample(cross_attention_cases(), 6)
+    cases = sample(every_case(3), 24) + sample(cross_attention_cases(), 6) + other_values_cases()
     assert on_ranks(3, check_cases, cases) == [len(cases)] * 3
 
 
@@ -121,7 +129,7 @@ def test_simulated_kernels_of_each_family_compute_parts(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_processes_compute_what_one_computes(ranks):
-    cases = every_case(ranks) + cross_attention_cases()
+    cases = every_case(ranks) + cross_attention_cases() + other_values_cases()
     assert on_ranks(ranks, check_cases, cases) == [len(cases)] * ranks
 
 

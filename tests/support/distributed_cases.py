@@ -32,6 +32,8 @@ class Case:
     mesh: tuple[int, ...] | None = None
     batch: int = 2
     head_dim: int = 8
+    value_head_dim: int | None = None
+    """If it is another."""
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
     tells_length: bool = False
@@ -48,8 +50,9 @@ class Case:
             return x.to(self.device, self.dtype)
 
         q_heads, kv_heads = self.heads
-        q, do = (normal(q_heads, self.length, self.head_dim) for _ in range(2))
-        k, v = (normal(kv_heads, keys, self.head_dim) for _ in range(2))
+        of_v = self.head_dim if self.value_head_dim is None else self.value_head_dim
+        q, do = (normal(q_heads, self.length, columns) for columns in (self.head_dim, of_v))
+        k, v = (normal(kv_heads, keys, columns) for columns in (self.head_dim, of_v))
         return [q, k, v, do, normal(q_heads, self.length).double()]
 
 

@@ -32,8 +32,9 @@ from flashwright.distributed.transport import Transport
 from flashwright.distributed.visibility import Mask
 from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.registry import family_named
+from flashwright.operators.columns import in_kernel_columns
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.shapes import as_size, check_shapes
+from flashwright.problem.shapes import MAX_D_HEAD, as_size, check_shapes
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
 
@@ -71,7 +72,8 @@ def attention(
     """`flashwright.attention` over a whole sequence of which each rank holds a shard; every rank calls it.
 
     `q` is (batch, heads, local rows, head_dim), `k` and `v` are (batch, kv_heads, local keys, head_dim): the rows that
-    `shard` gives this rank. The output has q's rows. Causal masks and windows go by positions in the whole sequence.
+    `shard` gives this rank. Values may have another head dimension; then the smaller ones are copied, with columns of
+    zeros, which travel too. The output has q's rows. Causal masks and windows go by positions in the whole sequence.
     Results of parts are merged in fp32, and gradients are added in fp32.
 
     - `group`: a process group, a DeviceMesh of one dimension or of two (ranks of the first share the sequence, of the
@@ -90,6 +92,10 @@ def attention(
     ranks = Ranks.of(group)
     with ranks.whole.failing_together():
         check_tensors(q, k, v)
+        value_columns = v.shape[-1] if v.dim() else 0
+        if v.shape[:-1] == k.shape[:-1] and 0 < value_columns <= MAX_D_HEAD:
+            check_shapes(q.shape, k.shape, k.shape)
+            q, k, v, scale = in_kernel_columns(q, k, v, scale)
         check_shapes(q.shape, k.shape, v.shape)
         options = AttentionOptions.of(causal, window, scale, softcap)
         if family is not None:
@@ -110,6 +116,8 @@ def attention(
             deterministic,
         )  # fmt: skip
     out, lse = _run(q, k, v, ranks, by_rank, mask, wanted, kernels, return_lse)
+    if out.shape[-1] != value_columns:
+        out = out[..., :value_columns]
     return (out, lse) if return_lse else out
 
 

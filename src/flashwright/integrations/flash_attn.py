@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashwright.attention import attention
 from flashwright.integrations import refuse
-from flashwright.operators.columns import kernel_columns, with_columns
+from flashwright.operators.columns import in_kernel_columns
 from flashwright.operators.forward import config_chosen_for
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import check_starts
@@ -48,7 +48,7 @@ def flash_attn_func(
     refuse(dropout_p=dropout_p != 0, alibi_slopes=alibi_slopes is not None)
     _check_layout(q, k, v, ("batch", "rows", "heads", "head_dim"))
     value_head_dim = v.shape[-1]
-    q, k, v, softmax_scale = _for_kernels(q, k, v, softmax_scale)
+    q, k, v, softmax_scale = in_kernel_columns(q, k, v, softmax_scale)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     result = attention(
         q, k, v, causal=causal, window=window_size, scale=softmax_scale, softcap=softcap, return_lse=return_attn_probs,
@@ -148,7 +148,7 @@ def flash_attn_varlen_func(
         return (*result, q.new_empty(0)) if return_attn_probs else result
     _check_layout(q, k, v, ("rows", "heads", "head_dim"))
     value_head_dim = v.shape[-1]
-    q, k, v, softmax_scale = _for_kernels(q, k, v, softmax_scale)
+    q, k, v, softmax_scale = in_kernel_columns(q, k, v, softmax_scale)
     _check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
     options = AttentionOptions.of(causal, window_size, softmax_scale, softcap)
     name = ""
@@ -212,18 +212,6 @@ def flash_attn_varlen_kvpacked_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
-
-
-def _for_kernels(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float | None]:
-    """With a head dimension that the kernels have, and the scale of the one that was given."""
-    head_dim = q.shape[-1]
-    columns = kernel_columns(head_dim, v.shape[-1])
-    if columns == head_dim == v.shape[-1]:
-        return q, k, v, softmax_scale
-    padded = (with_columns(x, columns) for x in (q, k, v))
-    return *padded, head_dim**-0.5 if softmax_scale is None else softmax_scale
 
 
 def _check_layout(q: Any, k: Any, v: Any, layout: tuple[str, ...]) -> None:
