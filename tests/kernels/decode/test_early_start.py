@@ -36,7 +36,7 @@ def test_only_guesses_and_prefetches_come_before_the_wait(config):
     assert re.search(r"\bcp\.async\.c", after)
 
 
-@pytest.mark.parametrize("lengths", ((200, 1, 64), (0, 5, 0)))
+@pytest.mark.parametrize("lengths", ((100, 1, 64), pytest.param((0, 5, 0), marks=pytest.mark.slow)))
 def test_a_share_that_was_guessed_from_other_lengths_is_found_again(lengths, monkeypatch):
     guess = "Start start = find_start<threads>(args);"
     wrong = f"{guess} if (begins_early) {{ start.pair = 2; start.first_place = 3; start.summed += threadIdx.x == 1; }}"

@@ -53,7 +53,7 @@ UNWRITTEN, BETWEEN_BLOCKS = {"uninitialised-shared"}, {"global-race"}
 
 MUTATIONS = {
     "barriers are used before they are there": SourceMutation(
-        KERNEL, {"__syncthreads(); // the barriers are there": ""}, run_steps, RACE
+        KERNEL, {"__syncthreads(); // the barriers are there": ";"}, run_steps, RACE
     ),
     "keys are read before they have arrived": SourceMutation(
         KERNEL, {"K.wait_until_full(K_place.lap); // @operand K": ""}, run_steps, COPY | RACE
