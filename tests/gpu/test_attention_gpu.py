@@ -48,8 +48,7 @@ def sampled(cases: list[Case], count: int) -> list[Any]:
     return [case if i < count else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(cases)]
 
 
-CASES = [random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)]
-ALWAYS = 160
+CASES = sampled([random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)], 160)
 PACKED_CASES = sampled([random_case(1000 + seed, 400) for seed in range(40)], 24)
 
 
@@ -76,23 +75,15 @@ def varlen(
 # --- Any problem -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("case", "without_lse_too"),
-    [
-        pytest.param(case, i < ALWAYS, id=str(case), marks=() if i < ALWAYS else pytest.mark.slow)
-        for i, case in enumerate(CASES)
-    ],
-)
-def test_any_problem_is_computed_as_accurately_as_by_pytorch(family, case, without_lse_too):
-    """With and without the log-sum-exp are two kernels, of which the second lacks a store of the first."""
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_any_problem_is_computed_as_accurately_as_by_pytorch(family, case):
     q, k, v = inputs(case)
     expected, expected_lse = truth(q, k, v, case.options)
     pytorchs = by_pytorch(q, k, v, case.options)
-    if without_lse_too:
-        compile_with_and_without_lse(config_for(q, k, case.options, family), q, k, options_of(case.options))
+    compile_with_and_without_lse(config_for(q, k, case.options, family), q, k, options_of(case.options))
     q, k, v = (laid_out(x, case.layout) for x in (q, k, v))
-    if without_lse_too:
-        assert_as_accurate(attention(q, k, v, **case.options, family=family), expected, pytorchs)
+    # With and without the log-sum-exp are two kernels.
+    assert_as_accurate(attention(q, k, v, **case.options, family=family), expected, pytorchs)
     out, lse = attention(q, k, v, **case.options, family=family, return_lse=True)
     assert_as_accurate(out, expected, pytorchs)
     assert_close_lse(lse, expected_lse)

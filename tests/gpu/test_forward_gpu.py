@@ -62,10 +62,15 @@ def spaces() -> list[list[KernelConfig]]:
     return [in_turns, [*get_hopper_configs("BF16")]]
 
 
+def sums_by_products(config: KernelConfig) -> bool:
+    return getattr(config, "mma_row_sum", False)
+
+
 def every_config() -> list[Any]:
     """The spaces and the ladders of all families, each config once, and whether its kernel without the log-sum-exp is
     run, too. By default a sample of the spaces, and ladders of BF16, with both kernels; all others where time does not
-    matter, with the one that also stores the log-sum-exp."""
+    matter. Of these, kernels that sum rows by products do so only without the log-sum-exp; in the others it is a store
+    more, and the kernel that has it is enough."""
     draw = random.Random(12)
     samples = [draw.sample(space, n) for space, n in zip(spaces(), (SAMPLE_OF_AMPERE, SAMPLE_OF_HOPPER), strict=True)]
     by_default = dict.fromkeys(ladders(DType.BF16) + samples[0] + samples[1])
@@ -73,7 +78,7 @@ def every_config() -> list[Any]:
     slow = [config for config in others if config not in by_default]
     return [
         *(pytest.param(config, True, id=str(config)) for config in by_default),
-        *(pytest.param(config, False, id=str(config), marks=pytest.mark.slow) for config in slow),
+        *(pytest.param(config, sums_by_products(config), id=str(config), marks=pytest.mark.slow) for config in slow),
     ]
 
 
