@@ -90,9 +90,9 @@ MUTATIONS = {
     "the columns that are scored only are released before they are scored": SourceMutation(
         KERNEL,
         {
-            "shared.keys(scored.stage, parts::scored_only).release(); // @operand K": "",
-            "issue_scores<parts::scorers, false>();": "issue_scores<parts::scorers, false>();\n"
-            "        shared.keys(scored.stage, parts::scored_only).release();",
+            "shared.keys<parts::ScoredOnly>(scored.stage).release(); // @operand K": "",
+            "issue_scores<parts::Scorers, false>();": "issue_scores<parts::Scorers, false>();\n"
+            "        shared.keys<parts::ScoredOnly>(scored.stage).release();",
         },
         run_steps,
         COPY | RACE | PRODUCT,

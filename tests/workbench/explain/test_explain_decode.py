@@ -106,3 +106,12 @@ def test_copies_that_are_under_way_at_once_have_rows_of_their_own(facts):
     assert rows
     for row in rows.values():
         assert all(end <= start + 3 for (_, end), (start, _) in pairwise(sorted(row)))
+
+
+@pytest.mark.slow
+def test_the_scorer_of_the_latent_decode_multiplies_all_columns_of_keys_and_half_of_the_values():
+    facts = explained("latent decode (BF16, 576, 64, 32): stages_2")
+    assert facts.simulation.relative_error < 8e-3
+    assert facts.simulation.step.global_sectors == 0
+    assert facts.loop.ptx.by_kind["matrix product (mma)"] == 576 // 16 + 32 // 16  # S 576 columns deep, O 32 keys
+    assert "Decode kernel of the" in config_page(facts)

@@ -33,15 +33,15 @@ constexpr int consumers = 1, Q = 2, P_full = 3, P_empty = 4;
 }
 
 // A part of a stage: columns of the keys.
-struct Part {
-    int index, first_column, columns;
-
-    constexpr DEVICE int panel() const { return first_column / panel_columns; }
+template <int index_, int first_column_, int columns_> struct Part {
+    static constexpr int index = index_, first_column = first_column_, columns = columns_;
+    static constexpr int first_panel = first_column / panel_columns;
 };
 namespace parts {
 constexpr int count = 3;
-constexpr Part scorers{0, 0, half_columns}, followers{1, half_columns, half_columns},
-    scored_only{2, cfg::d_value, cfg::d_head - cfg::d_value};
+using Scorers = Part<0, 0, half_columns>;
+using Followers = Part<1, half_columns, half_columns>;
+using ScoredOnly = Part<2, cfg::d_value, cfg::d_head - cfg::d_value>;
 } // namespace parts
 
 using KeyPlace = RingPlace<cfg::stages>;
@@ -50,10 +50,9 @@ struct SharedMemory {
     uint32 base;
 
     DEVICE uint32 Q() const { return base; }
-    DEVICE uint32 keys(int stage) const { return base + shape::K_offset + stage * shape::K_bytes; }
-    DEVICE Slot keys(int stage, const Part &part) const {
-        return Slot::at(keys(stage) + part.panel() * panel_bytes<cfg::B_c>,
-                        base + shape::barriers_offset + Slot::barrier_pair_bytes * (stage * parts::count + part.index));
+    template <class Part> DEVICE Slot keys(int stage) const {
+        return Slot::at(base + shape::K_offset + stage * shape::K_bytes + Part::first_panel * panel_bytes<cfg::B_c>,
+                        barriers(stage * parts::count + Part::index));
     }
     // What the scorer hands to the follower, from a thread to the one with the same place in its warpgroup, whose rows and
     // keys are the same: vectors of P, and the factors of its two rows.
@@ -69,11 +68,14 @@ struct SharedMemory {
     DEVICE void init_barriers() const {
         constexpr int consumer_warps = warpgroup_threads / warp_threads; // of the one that reads a part last
         for (int i = 0; i < cfg::stages * parts::count; ++i) {
-            const Slot slot = keys(i / parts::count, Part{i % parts::count, 0, 0});
+            const Slot slot = Slot::at(0, barriers(i));
             mbarrier_init(slot.full, warpgroup_threads); // every producer thread's copies
             mbarrier_init(slot.empty, consumer_warps);
         }
     }
+
+  private:
+    DEVICE uint32 barriers(int pair) const { return base + shape::barriers_offset + Slot::barrier_pair_bytes * pair; }
 };
 
 // One producer warp: an equal part of the keys of a step, which lie in one page.
@@ -94,9 +96,9 @@ struct Producer {
             for (int unit = share.first; unit < share.last; ++unit) {
                 const KeyGroup group(args, share.item, first_key(unit), place);
                 // In the order in which they are scored, and become empty.
-                copy<parts::scored_only>(group);
-                copy<parts::followers>(group);
-                copy<parts::scorers>(group);
+                copy<parts::ScoredOnly>(group);
+                copy<parts::Followers>(group);
+                copy<parts::Scorers>(group);
                 if (unit + 1 < share.last)
                     place = look_up(unit + 1); // while the copies are under way
                 ring.advance();
@@ -109,14 +111,14 @@ struct Producer {
     DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c + first_row; }
     DEVICE int look_up(int unit) const { return place_of_group(args, share.item, first_key(unit)); }
 
-    template <Part part> DEVICE void copy(const KeyGroup &group) {
-        const Slot slot = shared.keys(ring.stage, part);
+    template <class Part> DEVICE void copy(const KeyGroup &group) {
+        const Slot slot = shared.keys<Part>(ring.stage);
         slot.wait_until_empty(ring.lap); // @operand K
-        constexpr int vectors = part.columns / vector_elements, first_vector = part.first_column / vector_elements;
+        constexpr int vectors = Part::columns / vector_elements, first_vector = Part::first_column / vector_elements;
         constexpr int passes = keys * vectors / warp_threads;
         const TensorView &tensor = args.forward.K;
         const char *source = group.item.sequence.row_in(args, group.place, tensor, group.item.head, group.key);
-        const bool is_whole = group.exist >= keys && part.first_column + part.columns <= tensor_columns;
+        const bool is_whole = group.exist >= keys && Part::first_column + Part::columns <= tensor_columns;
 #pragma unroll
         for (int pass = 0; pass < passes; ++pass) {
             const int i = pass * warp_threads + lane_index(), row = i / vectors, vector = i % vectors;
@@ -166,13 +168,13 @@ struct Consumer {
             for (int i = 0; i < accumulator_values; ++i)
                 O[0][n][i] = 0;
     }
-    template <Part part> DEVICE void start_output() {
-        issue_registers_shared<cfg::B_c>(O[0], P, shared.keys(place.stage, part).data); // @product O
+    template <class Part> DEVICE void start_output() {
+        issue_registers_shared<cfg::B_c>(O[0], P, shared.keys<Part>(place.stage).data); // @product O
     }
-    template <Part part> DEVICE void finish_output() {
+    template <class Part> DEVICE void finish_output() {
         wgmma_wait_group<0>();
         pin_registers(O[0]);
-        shared.keys(place.stage, part).release(); // @operand V
+        shared.keys<Part>(place.stage).release(); // @operand V
         place.advance();
     }
 
@@ -227,39 +229,39 @@ struct Scorer : Consumer {
 #pragma unroll 1
         for (int unit = share.first + 1; unit < share.last; ++unit) {
             start_scores();
-            start_output<parts::scorers>();
+            start_output<parts::Scorers>();
             wgmma_wait_group<1>();
             finish_scores();
             scores.finish(args, share.item, S, first_row, first_key(unit));
             const Shrinkage<1> shrinkage = softmax.template step<false>(S); // @phase softmax
             named_barrier_sync(barriers::P_empty, consumer_threads);        // the follower has read the last P
             hand_over(softmax, shrinkage, unit);
-            finish_output<parts::scorers>();
+            finish_output<parts::Scorers>();
             apply(shrinkage, O); // @phase rescale O
             round_scores();
         }
-        start_output<parts::scorers>();
-        finish_output<parts::scorers>();
+        start_output<parts::Scorers>();
+        finish_output<parts::Scorers>();
     }
     DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c; }
 
     DEVICE void start_scores() {
         wgmma_fence();
-        issue_scores<parts::scored_only, true>();
-        issue_scores<parts::followers, false>();
-        issue_scores<parts::scorers, false>();
+        issue_scores<parts::ScoredOnly, true>();
+        issue_scores<parts::Followers, false>();
+        issue_scores<parts::Scorers, false>();
         wgmma_commit_group();
     }
     // The part's share of the scores.
-    template <Part part, bool first> DEVICE void issue_scores() {
-        const Slot K = shared.keys(scored.stage, part);
+    template <class Part, bool first> DEVICE void issue_scores() {
+        const Slot K = shared.keys<Part>(scored.stage);
         K.wait_until_full(scored.lap); // @operand K
         fence_async_proxy();           // threads have copied what the product reads
-        const uint64 a = operand_descriptor(shared.Q() + part.panel() * panel_bytes<cfg::B_r>,
+        const uint64 a = operand_descriptor(shared.Q() + Part::first_panel * panel_bytes<cfg::B_r>,
                                             OperandLayout::summed_over_columns());
         const uint64 b = operand_descriptor(K.data, OperandLayout::summed_over_columns());
 #pragma unroll
-        for (int k = 0; k < part.columns / mma_depth; ++k) {
+        for (int k = 0; k < Part::columns / mma_depth; ++k) {
             const uint64 a_k = a + descriptor_offset(depth_offset<cfg::B_r>(k));
             const uint64 b_k = b + descriptor_offset(depth_offset<cfg::B_c>(k));
             if (first && k == 0)
@@ -270,7 +272,7 @@ struct Scorer : Consumer {
     }
     DEVICE void finish_scores() {
         pin_registers(S[0]);
-        shared.keys(scored.stage, parts::scored_only).release(); // @operand K
+        shared.keys<parts::ScoredOnly>(scored.stage).release(); // @operand K
         scored.advance();
     }
 
@@ -325,8 +327,8 @@ struct Follower : Consumer {
 #pragma unroll 1
         for (int unit = share.first; unit < share.last; ++unit) {
             take_over(unit + 1 < share.last);
-            start_output<parts::followers>();
-            finish_output<parts::followers>();
+            start_output<parts::Followers>();
+            finish_output<parts::Followers>();
         }
     }
     DEVICE void take_over(bool more_follow) {
