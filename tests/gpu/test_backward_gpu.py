@@ -117,6 +117,11 @@ WAYS_TO_DQ = (
     "hopper backward (BF16, 64, 128, 128, 2): stages_3_2+register_P+bulk_dQ",
     "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+bulk_dQ",
     "hopper backward (BF16, 128, 64, 64, 1): stages_2_1+paired",
+    "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+persistent+keys_ahead",
+    "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent",
+    "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent",
+    "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead",
+    "hopper backward (BF16, 256, 64, 64, 2): stages_2_2+persistent",
     "hopper backward (BF16, 256, 64, 64, 2): stages_2_2",
 )
 """That no default has."""
@@ -130,7 +135,8 @@ def test_every_way_to_add_to_dq_obeys_flash_attentions_rule(arch, text, causal, 
     if not family_of(config).runs_on(arch):
         pytest.skip(f"the Hopper family does not run on {arch}")
     options = {"causal": True} if causal else {}
-    q, k, v = some(torch.bfloat16, (2, 4, 700, config.d_head), (2, 2, 900, config.d_head))
+    batch = 10 if config.persistent else 2  # more blocks of keys than an H200 has multiprocessors
+    q, k, v = some(torch.bfloat16, (batch, 4, 700, config.d_head), (batch, 2, 900, config.d_head))
     out, lse = attention(q, k, v, **options, return_lse=True)
     do = grad_like(out)
     yardsticks = yardsticks_of(q, k, v, do, options, out, lse)

@@ -100,7 +100,7 @@ def test_the_names_of_a_config():
     assert str(HOPPER) == "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P"
     assert HOPPER.kernel_name() == (
         "hopper_backward_kernel<HopperBackwardKernelConfig{DType::BF16, 128, 64, 128, 2, 2, 2, true, false, false, "
-        "false, false, false}>"
+        "false, false, false, false}>"
     )
 
 
@@ -140,7 +140,7 @@ def test_a_text_that_names_no_config_is_refused_with_what_is_wrong(config, chang
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 13")]
+    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 14")]
 )
 def test_a_struct_with_too_few_fields_is_refused(name, expected):
     with pytest.raises(ValueError, match=rf"has 2 fields; expected {expected}: dtype, d_head, B_r"):
@@ -296,6 +296,10 @@ REFUSED = {
         "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent",
         "paired: persistent is on; a thread block takes its next keys without asking another",
     ),
+    "hopper: steps left out": (
+        "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+skips_masked",
+        "skips masked: P_in_registers is on, B_r = 128, B_c = 128; a warpgroup leaves out steps with P in registers",
+    ),
     "hopper: keys ahead": (
         "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+keys_ahead",
         "persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead",
@@ -330,10 +334,8 @@ def test_whatever_is_refused_is_refused_by_a_rule_and_the_rest_fits(config):
     try:
         shapes = family.shapes(config)
     except ValueError as error:
-        assert re.match(
-            r"(warps|columns|warpgroups|P in registers|paired|persistent|stages|shared memory|registers): \S",
-            str(error),
-        )
+        rules = "warps|columns|warpgroups|P in registers|paired|skips masked|persistent|stages|shared memory|registers"
+        assert re.match(rf"({rules}): \S", str(error))
         assert rejection_reason(config) == str(error)
     else:
         assert shapes.shared_bytes <= architecture("sm_90").shared_bytes_per_block

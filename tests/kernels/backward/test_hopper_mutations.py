@@ -26,12 +26,15 @@ from ordering import UNORDERED, expect_same_sums, not_acquired, not_released
 
 from flashwright.kernels.registry import parse_config
 from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
+from flashwright.problem.window import Window
 
 CONFIG = parse_config("hopper backward (FP16, 64, 64, 64, 1): stages_2_1+register_P")
 SHARED_P = parse_config("hopper backward (FP16, 128, 64, 64, 2): stages_2_2")
 TWO_GROUPS = replace(CONFIG, B_r=128, B_c=128, n_consumers=2, dO_stages=2)
 BULK = replace(CONFIG, bulk_dQ=True)
 PERSISTENT = replace(CONFIG, persistent=True)
+SKIPPING = parse_config("hopper backward (FP16, 128, 64, 128, 2): stages_2_1+register_P+skips_masked")
 PAIRED = parse_config("hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired")
 
 
@@ -72,6 +75,12 @@ def run_keys_ahead() -> None:
     check_backward(replace(PERSISTENT, keys_ahead=True), problem(64, 256), multiprocessors=1)
 
 
+def run_skipping() -> None:
+    """The second warpgroup leaves out the first step of each of two tiles."""
+    causal = AttentionOptions(Window(right=0))
+    check_backward(SKIPPING, replace(problem(256, 256, 128), options=causal))
+
+
 def run_packed() -> None:
     """Sequences that end within a block of rows and of keys; in the next ones there are infinity and NaN."""
     check_packed_backward(CONFIG, [(40, 50), (40, 50)], spoilt=(1,), heads=(1, 1))
@@ -82,7 +91,17 @@ def run_ordered() -> None:
     expect_same_sums(replace(CONFIG, ordered=True))
 
 
-RUNS = (run_several_steps, run_shared_P, run_two_groups, run_bulk, run_pair, run_persistent, run_keys_ahead, run_packed)
+RUNS = (
+    run_several_steps,
+    run_shared_P,
+    run_two_groups,
+    run_bulk,
+    run_pair,
+    run_persistent,
+    run_keys_ahead,
+    run_skipping,
+    run_packed,
+)
 
 
 @pytest.mark.parametrize("run", RUNS)

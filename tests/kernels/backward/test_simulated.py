@@ -339,6 +339,18 @@ def test_blocks_beyond_the_window_are_not_visited(config):
     assert steps(Window(left=1, right=0)) == 4 + 3
 
 
+@pytest.mark.parametrize("more", ["", "+persistent"])
+def test_steps_whose_keys_are_all_masked_are_left_out(more):
+    """The second 64 keys of each tile are behind its first 64 queries: S, dP, dV and dK of them."""
+    every = parse_config("hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P" + more)
+    problem = Problem.random((1, 1, 1, 256, 256, 128), DType.BF16, AttentionOptions(CAUSAL))
+    all_steps, fewer = (
+        check_backward(config, problem, multiprocessors=1).run.counters.tensor_flops
+        for config in (every, replace(every, skips_masked=True))
+    )
+    assert all_steps - fewer == 2 * 4 * (2 * 64 * 64 * 128)
+
+
 # --- All of it, when there is time -------------------------------------------------------------------------------
 
 VARIANTS = {

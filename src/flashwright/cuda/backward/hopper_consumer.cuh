@@ -12,6 +12,8 @@
 // P and dS are operands of dV and dK in the registers that hold them. Where P goes through shared memory, two warpgroups
 // have written it before either multiplies it; a pair of thread blocks has registers for dQ(i-1) during the gradients.
 //
+// With a causal mask a tile's first queries may come before all keys of a warpgroup: it can leave that step out.
+//
 // Nothing is under way from one step to the next: the assembler would wait for every product where the registers of one
 // meet at the beginning of a loop.
 //
@@ -163,7 +165,7 @@ struct Consumer {
     }
     // Of what stays there: found where it is used, where the loop has no registers to keep descriptors.
     static DEVICE uint32 found_again(uint32 address) {
-        return in_block(shape::P_in_registers ? address : opaque(address));
+        return in_block(shape::finds_again ? opaque(address) : address);
     }
     // What is known of the queries of some of this thread's columns.
     template <int begin, int end> DEVICE void load_terms(Pair (&pairs)[column_tiles], uint32 terms) const {
@@ -229,6 +231,11 @@ struct Consumer {
     // --- A step ---
 
     template <bool first> DEVICE void step(int step) {
+        if constexpr (first && cfg::skips_masked && variant::masks_right)
+            if (sees_nothing(step)) {
+                skip(step);
+                return;
+            }
         start_scores(step);
         start_dP(step);
         // Half as many columns of dQ fit into the registers beside S and dP.
@@ -260,6 +267,27 @@ struct Consumer {
         // With one stage, the note that all lanes have read for dQ is written over behind this release.
         if constexpr (cfg::Q_stages == 1)
             __syncwarp();
+        Q(step).release(); // @operand Q
+    }
+
+    // Whether no query of a tile's first step attends to any key of this warpgroup. Its note was written before K was
+    // announced.
+    DEVICE bool sees_nothing(int step) const {
+        const Work work = this->work();
+        const int last_query = StepNote::read(shared.note(step)).first_row + cfg::B_r - 1;
+        return uniform(work.first_key + key_group * warpgroup_rows - work.window.right > last_query);
+    }
+    // Leaves out all products but dQ, which warpgroups multiply together: there dS is zero. Q and dO need not have arrived:
+    // some query attends to the tile's first key, so that the first warpgroup waits for them before it gives them back.
+    DEVICE void skip(int step) {
+        shared.weights(step).wait_until_empty(WeightsPlace::after(step).lap);
+#pragma unroll
+        for (int n = 0; n < queries_per_part / mma_depth; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                dS[n][i] = 0;
+        hand_over_weights(step);
+        dO(step).release(); // @operand dO
         Q(step).release(); // @operand Q
     }
 
@@ -324,6 +352,9 @@ struct Consumer {
         shared.weights(step).wait_until_empty(WeightsPlace::after(step).lap);
         round(P, S[0]);
         round(dS, dP[0]);
+        hand_over_weights(step);
+    }
+    DEVICE void hand_over_weights(int step) const {
         if constexpr (!shape::P_in_registers)
             store_weights(shared.P(step, key_group), P);
         store_weights(shared.dS(step, key_group), dS);

@@ -43,6 +43,8 @@ class HopperBackwardKernelConfig:
     keys_ahead: bool = False
     """Two blocks of K and V in shared memory: those of a persistent thread block's next tile are copied during this
     one's steps."""
+    skips_masked: bool = False
+    """A warpgroup leaves out the first step of a tile if a causal mask hides its keys from all queries of that step."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -95,5 +97,6 @@ OPTIONS = {
     "ordered": "ordered",
     "persistent": "persistent",
     "keys_ahead": "keys_ahead",
+    "skips_masked": "skips_masked",
 }
 """Fields that are on or off, by their names in short forms."""

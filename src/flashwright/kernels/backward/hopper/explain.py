@@ -61,6 +61,10 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "two blocks of K and V in shared memory: the next ones are copied during the steps of these",
         "one block of K and V in shared memory",
     ),
+    "skips_masked": (
+        "a warpgroup leaves out a tile's first step where a causal mask hides its keys from all queries of that step",
+        "warpgroups compute all steps of a tile",
+    ),
 }
 _SIZES = ("B_r", "B_c", "n_consumers")
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "Q_stages", "dO_stages", *_SWITCHES)

@@ -71,6 +71,12 @@ class HopperBackwardShapes:
             raise ValueError("paired: bulk_dQ is on; two thread blocks add to dQ from registers")
         if config.paired and config.persistent:
             raise ValueError("paired: persistent is on; a thread block takes its next keys without asking another")
+        if config.skips_masked and not (config.P_in_registers and config.B_r < config.B_c):
+            in_registers = "on" if config.P_in_registers else "off"
+            raise ValueError(
+                f"skips masked: P_in_registers is {in_registers}, B_r = {config.B_r}, B_c = {config.B_c}; a warpgroup "
+                "leaves out steps with P in registers and fewer queries than keys"
+            )
         if config.keys_ahead and not config.persistent:
             raise ValueError("persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead")
 
@@ -294,6 +300,12 @@ class HopperBackwardShapes:
         pairs = 2 * self.key_slots + self.key_groups + stages + self.dQ_slots + 2 * WEIGHT_STAGES
         pairs += TILE_STAGES + 1 if self.config.persistent else 0
         return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
+
+    @property
+    def finds_again(self) -> bool:
+        """Whether descriptors of K and V are found where they are used: P in shared memory leaves the loop no registers
+        to keep them, and behind the branch to a step that is left out they are not known to be the same for a warp."""
+        return not self.config.P_in_registers or self.config.skips_masked
 
     @property
     def P_in_registers(self) -> bool:

@@ -11,7 +11,17 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import SearchSpace
 from flashwright.problem.dtypes import DType
 
-RULES = ("warpgroups", "P in registers", "paired", "persistent", "shared memory", "registers", "consumers", "ahead")
+RULES = (
+    "warpgroups",
+    "P in registers",
+    "paired",
+    "skips masked",
+    "persistent",
+    "shared memory",
+    "registers",
+    "consumers",
+    "ahead",
+)
 """The first that a config breaks rejects it."""
 
 _B_R = (64, 128)
@@ -28,8 +38,8 @@ def hopper_backward_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperBac
     switch = (False, True)
     for values in product(_B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, switch, switch, switch):
         config = HopperBackwardKernelConfig(dtype, d_head, *values)
-        for persistent, keys_ahead in product(switch, switch):
-            found = replace(config, persistent=persistent, keys_ahead=keys_ahead)
+        for persistent, keys_ahead, skips in product(switch, switch, switch):
+            found = replace(config, persistent=persistent, keys_ahead=keys_ahead, skips_masked=skips)
             yield found, hopper_backward_rejection_reason(found)
 
 
