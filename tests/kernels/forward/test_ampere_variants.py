@@ -84,6 +84,21 @@ def test_lazy_rescaling_is_exact_however_the_maxima_move(dtype, tolerance, softm
     np.testing.assert_allclose(simulation.lse, lse, atol=2e-5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("values", [1.0, 2.0**-50, 2.0**60])
+def test_scores_that_rise_steeply_are_exact_for_small_and_large_values(values):
+    """Each block is 2^45 above the one before it: references rise 60 above their rows' scores, and are passed by up to
+    40."""
+    config = parse_kernel_name_into_config(
+        "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax+mma_sum+lazy"
+    )
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((1, 1, 256, 64)) for _ in range(3))
+    q[..., 0], k[..., 0] = 1, np.arange(256) // 32 * 45 * np.log(2) * 8
+    q, k, v = (x.astype(NUMPY_DTYPES[config.dtype]) for x in (q, k, v * values))
+    simulated = simulate_forward(config, q, k, v).output
+    assert relative_error(simulated.astype(float) / values, reference_forward(q, k, v)[0] / values) < 4e-3
+
+
 def test_rows_that_attend_to_nothing_are_zero():
     config = parse_kernel_name_into_config(f"(BF16, 64, 64, 64, 4): {WHOLE_Q}")
     q = random(np.random.default_rng(0), 1, 1, 64, 64, dtype=config.dtype)

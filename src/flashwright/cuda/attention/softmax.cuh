@@ -15,11 +15,13 @@
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/opaque.cuh"
 #include "ptx/shuffle.cuh"
 #include "tile/accumulator.cuh"
 
-// Per row: the maximum score so far, and the sum of the exponentials relative to it. A thread has two rows of each
-// 16-row tile, the halves of an accumulator.
+// Per row: the reference, which is the maximum score so far, and the sum of the exponentials relative to it. If lazy, the
+// reference may be an earlier maximum, or above the maximum. A thread has two rows of each 16-row tile, the halves of an
+// accumulator.
 template <class Policy, int row_tiles_> struct OnlineSoftmax {
     static constexpr int row_tiles = row_tiles_;
 
@@ -102,7 +104,16 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     }
 
   private:
-    // What exponentials are relative to: the maximum, or zero if all scores so far are minus infinity, for the
+    // How far above the maximum the reference of a row is put that has outgrown one: its scores rise in the order of
+    // visiting, and will go on rising. Exponentials of bf16 may be so small, and where they are added as they were
+    // rounded, none has to be one. A row's first reference is its maximum.
+    static constexpr float log2_headroom =
+        Policy::lazy_rescale && Policy::mma_row_sum && Policy::dtype == DType::BF16 ? 60 : 0;
+
+    // By what differences of scores are multiplied in the exponent of 2; they are scaled already if not optimised.
+    DEVICE float unit() const { return Policy::optimized ? scale : log2_e; }
+
+    // What exponentials are relative to: the reference, or zero if all scores so far are minus infinity, for the
     // difference of two infinities is not a number.
     static DEVICE float finite(float maximum) {
         return Policy::rows_may_be_empty && maximum == negative_infinity ? 0 : maximum;
@@ -142,8 +153,7 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     // sum.
     DEVICE bool outgrown(int m, int half, float score) const {
         constexpr float log2_most = Policy::dtype == DType::BF16 ? 40 : 15;
-        const float unit = Policy::optimized ? scale : log2_e; // scores are scaled already if not optimised
-        const float difference = (score - row_max[m][half]) * unit;
+        const float difference = (score - row_max[m][half]) * unit();
         const bool dominates =
             !Policy::mma_row_sum && difference > 0 && exp2_approx(difference) > row_sum[m][2 * half];
         return difference > log2_most || dominates;
@@ -158,13 +168,16 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
                 scale_row(O[m], half, shrink_factor(m, half, maximum[m][half]));
     }
 
-    // What makes values that are relative to a row's running maximum relative to the larger of it and `maximum`, which
-    // becomes the running one. The row's sum is multiplied by it here.
+    // What makes values that are relative to a row's reference relative to the larger of it and `maximum`, which becomes
+    // the reference. The row's sum is multiplied by it here.
     DEVICE float shrink_factor(int m, int half, float maximum) {
-        const float grown = fmaxf(maximum, row_max[m][half]);
+        float grown = fmaxf(maximum, row_max[m][half]);
         // Exactly one where nothing grows: the assembler fuses a product and the difference of it and another, which then
         // differ by a rounding. (The simulator executes PTX, which has them apart.)
         const bool stays = Policy::lazy_rescale && grown == row_max[m][half];
+        if constexpr (log2_headroom > 0)
+            if (!stays && row_max[m][half] != negative_infinity)
+                grown += log2_headroom * reciprocal_approx(computed_from_here(unit()));
         const float shrink = stays ? 1 : exponential(row_max[m][half], finite(grown), finite(grown) * scale);
         row_sum[m][2 * half] *= shrink;
         row_max[m][half] = grown;
