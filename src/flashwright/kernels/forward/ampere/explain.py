@@ -177,7 +177,7 @@ def shared_map(config: FlashForwardKernelConfig) -> SharedMap:
     if config.ring_stages:
         start = derived.ring_barriers_offset
         size = derived.pairs_offset - start
-        regions.append(SharedRegion("barriers", "barriers", start, size, "two a stage", is_block=False))
+        regions.append(SharedRegion("barriers", "B", start, size, "two a stage", is_block=False))
     if config.paired_warps:
         start = derived.pairs_offset
         regions.append(
