@@ -14,12 +14,12 @@ from flashwright.workbench.bench.knob_effects import early_config
 _FILE = "forward/ampere.cuh"
 _REMOVALS = {
     "the wait before S = QKᵀ": (
-        "    Copies::wait<0>(); // @operand K\n    // After this barrier every thread's part of K",
-        "    // After this barrier every thread's part of K",
+        "        Copies::wait<0>(); // @operand K\n        // After this barrier every thread's part of K",
+        "        // After this barrier every thread's part of K",
     ),
     "the barrier before S = QKᵀ": (
-        "    __syncthreads();\n    if constexpr (cfg::two_kv_stages) {\n        if (!last)",
-        "    if constexpr (cfg::two_kv_stages) {\n        if (!last)",
+        "        __syncthreads();\n        if constexpr (cfg::two_kv_stages) {\n            if (!last)",
+        "        if constexpr (cfg::two_kv_stages) {\n            if (!last)",
     ),
     "the barrier between S = QKᵀ and the copy of the next K": (
         "        __syncthreads();\n        if (cfg::eager_load_blocks && !last)",

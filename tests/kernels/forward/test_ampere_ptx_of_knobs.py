@@ -31,7 +31,9 @@ SHAPES = [
 def body(kernel: Kernel) -> list[str]:
     """The kernel's instructions, one per line, under a name that does not tell the config."""
     text = kernel.ptx[kernel.ptx.index(".entry") :].replace(kernel.name, "kernel")
-    text = text[text.index("\n{") : text.index("\n}")]
+    end = re.search(r"\bret;\s*\n}", text)  # inline assembly has braces too
+    assert end is not None
+    text = text[text.index("\n{") : end.end()]
     lines = (re.sub(r"\s+", " ", line).strip() for line in text.splitlines())
     return [line for line in lines if re.match(r"(@!?%p\d+ )?[a-z]\S*.*;$", line)]
 
@@ -241,6 +243,7 @@ CHANGES = {
     "two_kv_stages": True,
     "lazy_rescale": True,
     "keep_order": True,
+    "ring_stages": 2,
 }
 
 
@@ -258,7 +261,27 @@ def test_the_assemblers_freedom_changes_the_machine_code_and_not_the_ptx(compile
 
 
 def test_no_knob_is_left_without_a_test():
-    assert {field.name for field in fields(FlashForwardKernelConfig)} == {*CHANGES, "assembler_reorders"}
+    others = {"assembler_reorders", "paired_warps"}
+    assert {field.name for field in fields(FlashForwardKernelConfig)} == {*CHANGES, *others}
+
+
+def test_paired_warps_load_fewer_fragments_for_the_same_products(compiled):
+    """With 32 rows instead of 16, half of K and V; of Q twice as much."""
+    base = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax+mma_sum+lazy"
+    alone, paired = compiled(base), compiled(base, paired_warps=True)
+    bodies = 2  # of complete blocks, and of others
+    assert count(alone, "mma") == bodies * (64 + 64 + 4)
+    assert count(paired, "mma") == bodies * (64 + 64 + 8)  # both add up all of P's rows
+    assert count(alone, "ldmatrix") == bodies * (8 + 32 + 32)
+    assert count(paired, "ldmatrix") == bodies * (16 + 16 + 16)
+
+
+def test_a_ring_has_no_barrier_of_the_thread_block_in_its_loop(compiled):
+    ring = compiled(BASE, ring_stages=3)
+    assert count(ring, "bar.sync", "barrier") == 1, "the one after the ring's barriers are initialised"
+    bodies, copied_before = 2, 1
+    assert count(ring, "mbarrier.test_wait") == bodies * 2 + copied_before
+    assert count(ring, "cp.async.mbarrier.arrive.noinc") == bodies + copied_before
 
 
 @pytest.mark.parametrize("short_form", SHAPES)

@@ -16,6 +16,7 @@ WHOLE_Q = "async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 TILED_Q = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+peeled+reversed+mma_sum"
 SYNCHRONOUS = "swizzled+load_2_2_2_tiles"
 TWO_STAGES = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+mma_sum+two_stages+lazy"
+RING = "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+mma_sum+lazy"
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
 
 # config, (batch, q heads, kv heads, q rows, kv rows, head_dim), options
@@ -55,11 +56,50 @@ CASES = {
         (1, 1, 1, 64, 128, 128),
         {"window": Window(left=40, right=20)},
     ),
+    "a ring of three stages, Q held, a window": (
+        f"(FP16, 128, 64, 32, 4): {WHOLE_Q}+lazy+ring_3",
+        (1, 1, 1, 64, 200, 128),
+        {"window": Window(left=40, right=20)},
+    ),
+    "a ring of four stages, last block first": (
+        f"(BF16, 64, 64, 32, 4): {RING}+reversed+ring_4",
+        (1, 1, 1, 64, 300, 64),
+        {},
+    ),
+    "a ring with more stages than blocks": (
+        f"(BF16, 64, 64, 32, 4): {RING}+peeled+ring_5",
+        (1, 1, 1, 64, 40, 64),
+        {},
+    ),
+    "paired warps, causal, tails": (
+        f"(BF16, 64, 64, 64, 4): {RING}+paired",
+        (1, 2, 1, 150, 170, 64),
+        {"window": CAUSAL},
+    ),
+    "paired warps, two stages, a window, capped, padded columns": (
+        f"(FP16, 128, 64, 32, 4): {RING}+two_stages+paired",
+        (1, 1, 1, 70, 200, 104),
+        {"window": Window(left=40, right=20), "softcap": 3.0},
+    ),
+    "paired warps, 256 columns, a ring, last block first": (
+        f"(BF16, 256, 64, 32, 4): {RING}+reversed+ring_3+paired",
+        (1, 1, 1, 100, 130, 256),
+        {},
+    ),
     "32 columns": (f"(BF16, 32, 128, 128, 8): {TILED_Q}", (1, 1, 1, 130, 150, 24), {"softcap": 20.0}),
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+SLOW_CASES = ("a ring of four stages, last block first", "paired warps, 256 columns, a ring, last block first")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if name in SLOW_CASES else [], id=name)
+        for name, case in CASES.items()
+    ],
+)
 def test_the_kernel_computes_every_variant(case):
     short_form, shape, options = case
     # With and without the log-sum-exp are two kernels: only the one without it adds rows on the tensor cores.
@@ -82,6 +122,34 @@ def test_lazy_rescaling_is_exact_however_the_maxima_move(dtype, tolerance, softm
         simulation = simulate_forward(config, q, k, v, return_lse=return_lse)
         assert relative_error(simulation.output, output) < tolerance
     np.testing.assert_allclose(simulation.lse, lse, atol=2e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["FP16", pytest.param("BF16", marks=pytest.mark.slow)])
+def test_paired_warps_agree_on_references_however_the_maxima_move(dtype):
+    """Scores that rise by 30 in the exponent of 2 every 16 keys: sometimes in the keys of one warp alone."""
+    config = parse_kernel_name_into_config(f"({dtype}, 64, 64, 64, 4): {RING}+paired")
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((1, 1, 64, 64)), *(generator.standard_normal((1, 1, 256, 64)) for _ in "kv"))
+    heights = np.array([0, 1, 0, 0, 3, 0, 2, 4, 5, 7, 6, 6, 0, 8, 9, 0]) * 30 * np.log(2) * 8
+    q[..., 0], k[..., 0] = 1, np.repeat(heights, 16)
+    q, k, v = (x.astype(NUMPY_DTYPES[config.dtype]) for x in (q, k, v))
+    simulated = simulate_forward(config, q, k, v).output
+    assert relative_error(simulated, reference_forward(q, k, v)[0]) < (5e-4 if dtype == "FP16" else 4e-3)
+
+
+@pytest.mark.parametrize("values", [1.0, 2.0**-50, 2.0**60])
+def test_scores_that_rise_steeply_are_exact_for_small_and_large_values(values):
+    """Each block is 2^45 above the one before it: references rise 60 above their rows' scores, and are passed by up to
+    40."""
+    config = parse_kernel_name_into_config(
+        "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax+mma_sum+lazy"
+    )
+    generator = np.random.default_rng(0)
+    q, k, v = (generator.standard_normal((1, 1, 256, 64)) for _ in range(3))
+    q[..., 0], k[..., 0] = 1, np.arange(256) // 32 * 45 * np.log(2) * 8
+    q, k, v = (x.astype(NUMPY_DTYPES[config.dtype]) for x in (q, k, v * values))
+    simulated = simulate_forward(config, q, k, v).output
+    assert relative_error(simulated.astype(float) / values, reference_forward(q, k, v)[0] / values) < 4e-3
 
 
 def test_rows_that_attend_to_nothing_are_zero():

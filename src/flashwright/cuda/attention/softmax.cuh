@@ -12,15 +12,20 @@
 //   rows_may_be_empty With a mask, a row may have no score yet, or none at all.
 #pragma once
 #include "attention/rescaling.cuh"
+#include "attention/team.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/opaque.cuh"
 #include "ptx/shuffle.cuh"
 #include "tile/accumulator.cuh"
 
-// Per row: the maximum score so far, and the sum of the exponentials relative to it. A thread has two rows of each
-// 16-row tile, the halves of an accumulator.
-template <class Policy, int row_tiles_> struct OnlineSoftmax {
+// Per row: the reference, which is the maximum score so far, and the sum of the exponentials relative to it. If lazy, the
+// reference may be an earlier maximum, or above the maximum. A thread has two rows of each 16-row tile, the halves of an
+// accumulator. The rows' keys may be shared by a team of warps.
+template <class Policy, int row_tiles_, class Team = OneWarp> struct OnlineSoftmax {
+    static_assert(Team::warps == 1 || (Policy::lazy_rescale && Policy::mma_row_sum),
+                  "warps that share rows agree on references seldom, and never on sums");
     static constexpr int row_tiles = row_tiles_;
 
     float row_max[row_tiles][halves];
@@ -40,11 +45,12 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     // Turns the scores S into exponentials relative to the row maxima, to which O and the sums are rescaled. In the
     // first step there is nothing yet to rescale.
     template <bool first, int S_column_tiles, int O_column_tiles>
-    DEVICE void step(float (&S)[row_tiles][S_column_tiles][4], float (&O)[row_tiles][O_column_tiles][4]) {
+    DEVICE void step(float (&S)[row_tiles][S_column_tiles][4], float (&O)[row_tiles][O_column_tiles][4],
+                     const Team &team = {}) {
         float maximum[row_tiles][halves];
         find_maxima<first>(S, maximum);
         if constexpr (!first) {
-            if (must_rescale(maximum))
+            if (must_rescale(maximum, team))
                 rescale(maximum, O);
         }
         exponentiate(S);
@@ -57,7 +63,7 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
         find_maxima<first>(S, maximum);
         Shrinkage<row_tiles> shrinkage{};
         if constexpr (!first) {
-            shrinkage.needed = must_rescale(maximum);
+            shrinkage.needed = must_rescale(maximum, Team{});
             if (shrinkage.needed)
 #pragma unroll
                 for (int m = 0; m < row_tiles; ++m)
@@ -102,7 +108,16 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     }
 
   private:
-    // What exponentials are relative to: the maximum, or zero if all scores so far are minus infinity, for the
+    // How far above the maximum the reference of a row is put that has outgrown one: its scores rise in the order of
+    // visiting, and will go on rising. Exponentials of bf16 may be so small, and where they are added as they were
+    // rounded, none has to be one. A row's first reference is its maximum.
+    static constexpr float log2_headroom =
+        Policy::lazy_rescale && Policy::mma_row_sum && Policy::dtype == DType::BF16 ? 60 : 0;
+
+    // By what differences of scores are multiplied in the exponent of 2; they are scaled already if not optimised.
+    DEVICE float unit() const { return Policy::optimized ? scale : log2_e; }
+
+    // What exponentials are relative to: the reference, or zero if all scores so far are minus infinity, for the
     // difference of two infinities is not a number.
     static DEVICE float finite(float maximum) {
         return Policy::rows_may_be_empty && maximum == negative_infinity ? 0 : maximum;
@@ -111,7 +126,7 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     // Whether O has to be rescaled to the new maxima of the warp's rows: always; or, if lazy, only when one has outgrown
     // the old. Few do, so that maxima are reduced over the lanes only then; and the others stay as they are, so that no
     // row depends on its neighbours.
-    DEVICE bool must_rescale(float (&maximum)[row_tiles][halves]) const {
+    DEVICE bool must_rescale(float (&maximum)[row_tiles][halves], const Team &team) const {
         if constexpr (!Policy::lazy_rescale)
             return true;
         bool any = false;
@@ -120,14 +135,18 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
 #pragma unroll
             for (int half = 0; half < halves; ++half)
                 any |= outgrown(m, half, maximum[m][half]);
-        if (!__any_sync(all_lanes, any))
+        if (!team.any(any))
             return false;
+        if constexpr (Team::warps > 1) {
+            reduce_over_lanes(maximum);
+            team.join(maximum);
+        }
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < halves; ++half) {
                 // What dominates is for each thread to tell; of maxima that of the row will do.
-                const float of_row = quad_max(maximum[m][half]);
+                const float of_row = Team::warps > 1 ? maximum[m][half] : quad_max(maximum[m][half]);
                 const bool grows = Policy::mma_row_sum ? outgrown(m, half, of_row)
                                                        : quad_any(outgrown(m, half, maximum[m][half]));
                 maximum[m][half] = grows ? of_row : row_max[m][half];
@@ -142,8 +161,7 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
     // sum.
     DEVICE bool outgrown(int m, int half, float score) const {
         constexpr float log2_most = Policy::dtype == DType::BF16 ? 40 : 15;
-        const float unit = Policy::optimized ? scale : log2_e; // scores are scaled already if not optimised
-        const float difference = (score - row_max[m][half]) * unit;
+        const float difference = (score - row_max[m][half]) * unit();
         const bool dominates =
             !Policy::mma_row_sum && difference > 0 && exp2_approx(difference) > row_sum[m][2 * half];
         return difference > log2_most || dominates;
@@ -158,13 +176,16 @@ template <class Policy, int row_tiles_> struct OnlineSoftmax {
                 scale_row(O[m], half, shrink_factor(m, half, maximum[m][half]));
     }
 
-    // What makes values that are relative to a row's running maximum relative to the larger of it and `maximum`, which
-    // becomes the running one. The row's sum is multiplied by it here.
+    // What makes values that are relative to a row's reference relative to the larger of it and `maximum`, which becomes
+    // the reference. The row's sum is multiplied by it here.
     DEVICE float shrink_factor(int m, int half, float maximum) {
-        const float grown = fmaxf(maximum, row_max[m][half]);
+        float grown = fmaxf(maximum, row_max[m][half]);
         // Exactly one where nothing grows: the assembler fuses a product and the difference of it and another, which then
         // differ by a rounding. (The simulator executes PTX, which has them apart.)
         const bool stays = Policy::lazy_rescale && grown == row_max[m][half];
+        if constexpr (log2_headroom > 0)
+            if (!stays && row_max[m][half] != negative_infinity)
+                grown += log2_headroom * reciprocal_approx(computed_from_here(unit()));
         const float shrink = stays ? 1 : exponential(row_max[m][half], finite(grown), finite(grown) * scale);
         row_sum[m][2 * half] *= shrink;
         row_max[m][half] = grown;

@@ -7,14 +7,15 @@
 #include "attention/scores.cuh"
 #include "attention/softmax.cuh"
 #include "attention/sources.cuh"
+#include "pipeline/ring_of_copies.cuh"
 #include "ptx/special_registers.cuh"
 #include "tile/copy.cuh"
 #include "tile/products.cuh"
 
 using QFragments = Fragments<shape::QK_tiles, shape::QK_steps_per_tile, shape::row_tiles, shape::Q_buffers>;
-using KFragments = Fragments<shape::QK_tiles, shape::QK_steps_per_tile, cfg::B_c / mma_depth, shape::K_buffers>;
+using KFragments = Fragments<shape::QK_tiles, shape::QK_steps_per_tile, shape::keys_per_warp / mma_depth, shape::K_buffers>;
 using PFragments = Fragments<shape::PV_tiles, shape::PV_steps_per_tile, shape::row_tiles, shape::PV_tiles>;
-using VFragments = Fragments<shape::PV_tiles, shape::PV_steps_per_tile, cfg::d_head / mma_depth, shape::V_buffers>;
+using VFragments = Fragments<shape::PV_tiles, shape::PV_steps_per_tile, shape::columns_per_warp / mma_depth, shape::V_buffers>;
 using Copies = BlockCopies<shape::threads, cfg::async_copy>;
 using Keys = KeyBlocks<cfg::B_c, cfg::reversed_kv>;
 using Work = TileWork<cfg::B_r, Keys>;
@@ -28,23 +29,51 @@ struct SoftmaxPolicy {
     static constexpr bool rows_may_be_empty = variant::masks_left || variant::masks_right || variant::variable_lengths;
 };
 
+// Stages of K and V that warps read and refill at their own pace; without `ring_stages`, the thread block's barriers
+// take its place.
+constexpr bool has_ring = cfg::ring_stages > 0;
+using Ring = RingOfCopies<shape::KV_stages, shape::threads>;
+
+// The warps that share rows: each has S of its keys and O of its columns.
+template <bool paired> struct TeamOf {
+    using type = OneWarp;
+    static DEVICE type at(uint32 Q_shared, int warp) { return {}; }
+};
+template <> struct TeamOf<true> {
+    using type = PairOfWarps<shape::row_tiles, PFragments::count>;
+    static_assert(type::shared_bytes == shape::pair_bytes);
+    static DEVICE type at(uint32 Q_shared, int warp) {
+        return {Q_shared + shape::pairs_offset + warp / type::warps * type::shared_bytes, warp};
+    }
+};
+using Team = TeamOf<cfg::paired_warps>::type;
+
+// A warp's part of the work: the rows, keys of a block and columns of O from these on.
+struct Part {
+    int row, key, column;
+
+    DEVICE explicit Part(int warp)
+        : row(warp / Team::warps * shape::QO_rows_per_warp), key(warp % Team::warps * shape::keys_per_warp),
+          column(warp % Team::warps * shape::columns_per_warp) {}
+};
+
 // Where K and V come from, which blocks of them are visited, and where these lie in shared memory.
 struct KVBlocks {
     ContiguousRows K, V;
-    uint32 K_shared, V_shared;
+    uint32 Q_shared, K_shared, V_shared;
     int length;
     Keys keys;
 
     DEVICE KVBlocks(const ForwardArguments &args, const Work &work, uint32 shared)
-        : K(rows_of(args.K, args, work)), V(rows_of(args.V, args, work)), K_shared(shared + shape::K_shared_offset),
-          V_shared(shared + shape::V_shared_offset), length(work.sequence.kv_length), keys(work.keys) {}
+        : K(rows_of(args.K, args, work)), V(rows_of(args.V, args, work)), Q_shared(shared),
+          K_shared(shared + shape::K_shared_offset), V_shared(shared + shape::V_shared_offset), length(work.sequence.kv_length), keys(work.keys) {}
 
-    // Where the blocks of a step lie: with two stages, those of even and of odd steps lie apart.
+    // Where the blocks of a step lie: with several stages, those of neighbouring steps lie apart.
     DEVICE uint32 K_block(int step) const { return K_shared + stage_offset(step); }
     DEVICE uint32 V_block(int step) const { return V_shared + stage_offset(step); }
 
     // Steps from the first, visited in ascending order, that neither compute nor copy the incomplete last block.
-    DEVICE int complete_end() const { return ends_incomplete() ? keys.count - 2 : keys.count; }
+    DEVICE int complete_end() const { return ends_incomplete() ? keys.count - 1 - shape::steps_ahead : keys.count; }
     DEVICE bool ends_incomplete() const { return (keys.first_block + keys.count) * cfg::B_c > length; }
 
     // Of a block that `is_complete`, or may be the incomplete last one.
@@ -61,7 +90,7 @@ struct KVBlocks {
         const char *head = head_start(tensor, work.tile.batch, kv_head(args, work.tile.head));
         return {head + work.sequence.kv_start * stride, stride};
     }
-    DEVICE static uint32 stage_offset(int step) { return cfg::two_kv_stages ? step % 2 * shape::KV_stage_bytes : 0; }
+    DEVICE static uint32 stage_offset(int step) { return step % shape::KV_stages * shape::KV_stage_bytes; }
     template <bool is_complete>
     DEVICE void start_copy(const ContiguousRows &rows, uint32 shared, int step, uint32 thread) const {
         const int first_key = keys.first_key(step), rows_left = length - first_key;
@@ -69,11 +98,21 @@ struct KVBlocks {
     }
 };
 
+// Starts the copies of a later step's K and V, if there is one, once all warps have left the stage that they go to.
+template <bool is_complete> DEVICE void refill(const Ring &ring, const KVBlocks &kv, int step, uint32 thread) {
+    if (step >= kv.keys.count)
+        return;
+    ring.wait_until_empty(step);
+    kv.start_K_copy<is_complete>(step, thread);
+    kv.start_V_copy<is_complete>(step, thread);
+    ring.announce_copies(step);
+}
+
 // What a warp holds in registers for its rows from the first KV block to the last.
 struct WarpState {
     SharedOperand<QFragments, cfg::B_r, Role::A> Q;
-    OnlineSoftmax<SoftmaxPolicy, shape::row_tiles> softmax;
-    float O[shape::row_tiles][cfg::d_head / mma_columns][accumulator_values] = {};
+    OnlineSoftmax<SoftmaxPolicy, shape::row_tiles, Team> softmax;
+    float O[shape::row_tiles][shape::columns_per_warp / mma_columns][accumulator_values] = {};
 
     DEVICE WarpState(uint32 Q_shared, float softmax_scale) : Q(Q_shared, lane_index()), softmax(softmax_scale) {}
 };
@@ -83,37 +122,56 @@ constexpr DEVICE Place place(bool entire_block) { return entire_block ? Place::r
 // Whether a step may need a mask though its block is complete.
 constexpr bool has_mask = variant::masks_left || variant::masks_right;
 
+// O += PV of the keys that P is of, which start at `first_key` of the block, and of a warp's columns.
+DEVICE void add_values(WarpState &warp, PFragments &P, uint32 V_block, int first_key, int first_column, uint32 lane) {
+    if constexpr (SoftmaxPolicy::mma_row_sum)
+        warp.softmax.add_row_sums(P); // @phase softmax
+    SharedOperand<VFragments, cfg::B_c, Role::B_transposed> V(V_block + first_key * layout::row_bytes, lane,
+                                                              first_column / mma_depth);
+    if constexpr (shape::V_entire_block)
+        V.load_entire_block<cfg::keep_order>(); // @product O
+    constexpr Place V_place = place(shape::V_entire_block);
+    matmul<cfg::dtype, Place::registers, V_place, shape::PV_double_buffer, cfg::keep_order>(P, V, warp.O); // @product O
+}
+
 // One block of K and V: S = QKᵀ, its softmax, O += PV. The tile's rows start at `q_row`.
 //
 // A step that is `complete` has whole blocks to compute and, for the next step, to copy.
 template <bool first, bool masked, bool complete>
-DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Scores &scores, int step, int q_row) {
+DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Ring &ring, const Scores &scores, int step, int q_row) {
     const bool last = step + 1 == kv.keys.count;
     // What follows from a thread's number is computed in every step where registers are too few to keep it: always for
     // the fragments of K and V, in wide heads for copies too.
     const uint32 lane = opaque(threadIdx.x) % warp_threads;
     const uint32 thread = shape::recomputes_copy_offsets ? opaque(threadIdx.x) : threadIdx.x;
-    Copies::wait<0>(); // @operand K
-    // After this barrier every thread's part of K (and of Q; with two stages, of V) is visible to all warps, and every
-    // warp has finished the previous PV, so that V, or the other stage, may be overwritten.
-    __syncthreads();
-    if constexpr (cfg::two_kv_stages) {
-        if (!last) {
-            kv.start_K_copy<complete>(step + 1, thread);
-            kv.start_V_copy<complete>(step + 1, thread);
+    if constexpr (has_ring) {
+        // After this wait every thread's part of K and V (and of Q) is visible to this warp.
+        ring.wait_until_full(step); // @operand K
+        refill<complete>(ring, kv, step + shape::steps_ahead, thread);
+    } else {
+        Copies::wait<0>(); // @operand K
+        // After this barrier every thread's part of K (and of Q; with two stages, of V) is visible to all warps, and every
+        // warp has finished the previous PV, so that V, or the other stage, may be overwritten.
+        __syncthreads();
+        if constexpr (cfg::two_kv_stages) {
+            if (!last) {
+                kv.start_K_copy<complete>(step + 1, thread);
+                kv.start_V_copy<complete>(step + 1, thread);
+            }
+        } else if constexpr (cfg::eager_load_blocks) {
+            kv.start_V_copy<complete>(step, thread);
         }
-    } else if constexpr (cfg::eager_load_blocks) {
-        kv.start_V_copy<complete>(step, thread);
     }
 
-    float S[shape::row_tiles][cfg::B_c / mma_columns][accumulator_values] = {};
-    SharedOperand<KFragments, cfg::B_c, Role::B> K(kv.K_block(step), lane);
+    const Part part(thread / warp_threads);
+    float S[shape::row_tiles][shape::keys_per_warp / mma_columns][accumulator_values] = {};
+    SharedOperand<KFragments, cfg::B_c, Role::B> K(kv.K_block(step) + part.key * layout::row_bytes, lane);
     if constexpr (shape::K_entire_block)
         K.load_entire_block<cfg::keep_order>(); // @product S
     constexpr Place Q_place = place(shape::Q_entire_block), K_place = place(shape::K_entire_block);
     matmul<cfg::dtype, Q_place, K_place, shape::QK_double_buffer, cfg::keep_order>(warp.Q, K, S); // @product S
 
-    if constexpr (!cfg::two_kv_stages) {
+    if constexpr (shape::KV_stages == 1) {
         if constexpr (!cfg::eager_load_blocks)
             kv.start_V_copy<complete>(step, thread);
         Copies::wait<0>(); // @operand V
@@ -123,39 +181,42 @@ DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Scores &scores, i
             kv.start_K_copy<complete>(step + 1, thread);
     }
 
-    scores.finish<masked>(S, q_row + thread / warp_threads * shape::QO_rows_per_warp, kv.keys.first_key(step));
-    warp.softmax.step<first>(S, warp.O); // @phase softmax
+    const Team team = TeamOf<cfg::paired_warps>::at(kv.Q_shared, thread / warp_threads);
+    scores.finish<masked>(S, q_row + part.row, kv.keys.first_key(step) + part.key);
+    warp.softmax.step<first>(S, warp.O, team); // @phase softmax
     PFragments P;
     round_to_operand<cfg::dtype>(P, S); // @phase softmax
-    if constexpr (SoftmaxPolicy::mma_row_sum)
-        warp.softmax.add_row_sums(P); // @phase softmax
-    SharedOperand<VFragments, cfg::B_c, Role::B_transposed> V(kv.V_block(step), lane);
-    if constexpr (shape::V_entire_block)
-        V.load_entire_block<cfg::keep_order>(); // @product O
-    constexpr Place V_place = place(shape::V_entire_block);
-    matmul<cfg::dtype, Place::registers, V_place, shape::PV_double_buffer, cfg::keep_order>(P, V, warp.O); // @product O
+    team.send(P); // @phase softmax
+    add_values(warp, P, kv.V_block(step), part.key, part.column, lane);
+    if constexpr (Team::warps > 1) {
+        // The other warp's exponentials came, or are on their way, while this one's were multiplied.
+        team.receive(P); // @phase softmax
+        add_values(warp, P, kv.V_block(step), shape::keys_per_warp - part.key, part.column, lane);
+    }
 
+    if constexpr (has_ring)
+        ring.release(step);
     if (!cfg::eager_load_blocks && !last)
         kv.start_K_copy<complete>(step + 1, thread);
 }
 
 // All blocks of K and V. The main loop is free of whatever an incomplete last block needs: its mask, and copies of fewer
 // rows. With an edge of the window, every step tests whether it cuts anything off.
-DEVICE void kv_steps(WarpState &warp, const KVBlocks &kv, const Scores &scores, int q_row) {
+DEVICE void kv_steps(WarpState &warp, const KVBlocks &kv, const Ring &ring, const Scores &scores, int q_row) {
     int step = 0;
     if constexpr (cfg::peeled_first_step)
-        kv_step<true, true, false>(warp, kv, scores, step++, q_row);
+        kv_step<true, true, false>(warp, kv, ring, scores, step++, q_row);
     if constexpr (cfg::reversed_kv && !cfg::peeled_first_step) // the last block comes first
         if (kv.ends_incomplete())
-            kv_step<false, true, false>(warp, kv, scores, step++, q_row);
+            kv_step<false, true, false>(warp, kv, ring, scores, step++, q_row);
     const int main_end = cfg::reversed_kv ? kv.keys.count : kv.complete_end();
 #pragma unroll 1
     for (; step < main_end; ++step)
-        kv_step<false, has_mask, true>(warp, kv, scores, step, q_row);
+        kv_step<false, has_mask, true>(warp, kv, ring, scores, step, q_row);
     if constexpr (!cfg::reversed_kv)
 #pragma unroll 1
         for (; step < kv.keys.count; ++step)
-            kv_step<false, true, false>(warp, kv, scores, step, q_row);
+            kv_step<false, true, false>(warp, kv, ring, scores, step, q_row);
 }
 
 // The grid is (blocks of query rows, heads, batches). More batches than its third dimension holds are beside one another
@@ -179,8 +240,9 @@ DEVICE Tile tile_of_block(const ForwardArguments &args, BlockIndex block) {
 }
 
 DEVICE void compute(const ForwardArguments &args, const Work &work, uint32 Q_shared) {
-    const int warp_row = threadIdx.x / warp_threads * shape::QO_rows_per_warp;
+    const int warp_index = threadIdx.x / warp_threads, warp_row = Part(warp_index).row;
     const KVBlocks kv(args, work, Q_shared);
+    const Ring ring{Q_shared + shape::ring_barriers_offset};
     const Scores scores{work.window, args.capping_scale};
     WarpState warp(Q_shared + warp_row * layout::row_bytes, args.softmax_scale);
 
@@ -188,17 +250,32 @@ DEVICE void compute(const ForwardArguments &args, const Work &work, uint32 Q_sha
         const int64 Q_stride = row_stride_bytes<cfg::static_row_stride>(args.Q);
         const char *Q_rows = head_start(args.Q, work.tile.batch, work.tile.head) +
                              (work.sequence.q_start + work.q_row) * Q_stride;
-        Copies::start<cfg::B_r>(Q_shared, Q_rows, Q_stride, work.q_rows, threadIdx.x); // @operand Q
-        kv.start_K_copy<false>(0, threadIdx.x);
-        if constexpr (cfg::two_kv_stages)
-            kv.start_V_copy<false>(0, threadIdx.x);
-        if constexpr (shape::Q_entire_block) {
-            // The first K, and with two stages the first V, may still be on their way.
-            Copies::wait<cfg::two_kv_stages ? 2 : 1>(); // @operand Q
+        if constexpr (has_ring) {
+            ring.init();
+            // After this barrier all threads may arrive at the ring's.
             __syncthreads();
+        }
+        Copies::start<cfg::B_r>(Q_shared, Q_rows, Q_stride, work.q_rows, threadIdx.x); // @operand Q
+        if constexpr (has_ring) {
+#pragma unroll
+            for (int step = 0; step < shape::steps_ahead; ++step)
+                refill<false>(ring, kv, step, threadIdx.x);
+        } else {
+            kv.start_K_copy<false>(0, threadIdx.x);
+            if constexpr (cfg::two_kv_stages)
+                kv.start_V_copy<false>(0, threadIdx.x);
+        }
+        if constexpr (shape::Q_entire_block) {
+            if constexpr (has_ring) {
+                ring.wait_until_full(0); // the first K and V, and Q, whose copies started before theirs
+            } else {
+                // The first K, and with two stages the first V, may still be on their way.
+                Copies::wait<cfg::two_kv_stages ? 2 : 1>(); // @operand Q
+                __syncthreads();
+            }
             warp.Q.load_entire_block();
         }
-        kv_steps(warp, kv, scores, work.q_row);
+        kv_steps(warp, kv, ring, scores, work.q_row);
     }
 
     warp.softmax.normalize(warp.O);
@@ -207,14 +284,16 @@ DEVICE void compute(const ForwardArguments &args, const Work &work, uint32 Q_sha
         output.accumulate<output_columns, 8>(warp.softmax, warp_row, warp.O);
         return;
     }
-    // A warp's rows of Q were read by that warp alone, so it may put its rows of O in their place without waiting for
-    // the others. With two stages no barrier has come after its lanes' last reads.
-    if constexpr (cfg::two_kv_stages)
-        __syncwarp();
-    copy_RF2SM<cfg::dtype, cfg::B_r>(Q_shared, warp_row, warp.O);
-    __syncwarp();
-    copy_SM2GM<cfg::B_r, shape::QO_rows_per_warp, cfg::streaming_stores>(output.O, output.O_stride, Q_shared, warp_row,
-                                                                        output.rows);
+    // A warp's rows of Q were read by its team alone, so it may put its rows of O in their place without waiting for the
+    // others. With several stages no barrier has come after its lanes' last reads, but for those of a pair.
+    const Team team = TeamOf<cfg::paired_warps>::at(Q_shared, warp_index);
+    if constexpr (Team::warps == 1 && shape::KV_stages > 1)
+        team.sync();
+    copy_RF2SM<cfg::dtype, cfg::B_r>(Q_shared, warp_row, warp.O, Part(warp_index).column / mma_columns);
+    team.sync(); // all columns of the rows are there
+    constexpr int stored_rows = shape::QO_rows_per_warp / Team::warps;
+    copy_SM2GM<cfg::B_r, stored_rows, cfg::streaming_stores>(
+        output.O, output.O_stride, Q_shared, warp_row + warp_index % Team::warps * stored_rows, output.rows);
     if constexpr (variant::returns_lse)
         output.store_lse(warp.softmax, warp_row);
 }

@@ -38,3 +38,26 @@ DEVICE void mbarrier_wait(uint32 barrier, uint32 parity) {
     while (!mbarrier_try_wait(barrier, parity)) {
     }
 }
+
+// The same on every architecture that has these barriers: those before sm_90 cannot put a thread to sleep.
+DEVICE bool mbarrier_test_wait(uint32 barrier, uint32 parity) {
+    uint32 ended;
+    asm volatile("{\n"
+                 ".reg .pred ended;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, ended;\n"
+                 "}"
+                 : "=r"(ended)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return ended;
+}
+
+DEVICE void mbarrier_poll(uint32 barrier, uint32 parity) {
+#if __CUDA_ARCH__ >= 900
+    mbarrier_wait(barrier, parity);
+#else
+    while (!mbarrier_test_wait(barrier, parity)) {
+    }
+#endif
+}

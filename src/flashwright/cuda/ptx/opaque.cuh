@@ -7,3 +7,8 @@ DEVICE uint32 computed_from_here(uint32 value) {
     asm volatile("" : "+r"(value));
     return value;
 }
+
+DEVICE float computed_from_here(float value) {
+    asm volatile("" : "+f"(value));
+    return value;
+}

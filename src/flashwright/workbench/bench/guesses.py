@@ -22,6 +22,7 @@ OVERFLOWING = {DType.BF16: 2.0**96, DType.FP16: 2.0**15}
 HEADROOM = {DType.BF16: 24, DType.FP16: 0}
 PEAK_RATIO = 16.0
 LOG2_MOST_LAZY = {DType.BF16: 40.0, DType.FP16: 15.0}
+LOG2_HEADROOM_LAZY = {DType.BF16: 60.0, DType.FP16: 0.0}
 
 
 @dataclass
@@ -126,7 +127,8 @@ def _rescales_of_warp(scores: np.ndarray, dtype: DType, block_keys: int) -> Resc
         if has_reference.all():
             found.steps += 1
             found.rescaled += bool(grows.any())
-        reference = np.where(grows, maxima, reference)
+        headroom = np.where(has_reference, LOG2_HEADROOM_LAZY[dtype], 0.0)
+        reference = np.where(grows, maxima + headroom, reference)
     return found
 
 

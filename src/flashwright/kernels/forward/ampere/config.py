@@ -16,6 +16,7 @@ from flashwright.problem.dtypes import DType
 from flashwright.problem.shapes import MAX_D_HEAD
 
 MAX_WARPS = 32
+RING_STAGES = range(2, 9)
 
 
 @dataclass(frozen=True, order=True)
@@ -67,6 +68,12 @@ class FlashForwardKernelConfig:
     dominates the row, where sums are of exponentials before rounding (without `mma_row_sum`)."""
     keep_order: bool = False
     """Hold the assembler to the kernel's order of loads and products."""
+    ring_stages: int = 0
+    """Stages of a ring of K and V blocks, each guarded by two barriers in shared memory (mbarrier): a warp waits for
+    the copies that it reads and for the stage that it refills, not for all warps. 0: barriers of the thread block."""
+    paired_warps: bool = False
+    """Two warps share the rows of both: each computes S of half the keys and O of half the columns, and they exchange P
+    through shared memory. Not in kernels that return the log-sum-exp."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -88,6 +95,11 @@ class FlashForwardKernelConfig:
                 raise ValueError(
                     f"{name}: {getattr(self, name)} is negative; allowed: 0 (whole block), or a power of two from 2"
                 )
+        if self.ring_stages not in (0, *RING_STAGES):
+            raise ValueError(
+                f"ring_stages: {self.ring_stages} is not allowed; allowed: 0 (no ring), or {RING_STAGES[0]} to "
+                f"{RING_STAGES[-1]}"
+            )
         stride = self.static_row_stride
         if stride < 0 or stride % 8 or 0 < stride < self.d_head:
             raise ValueError(
@@ -107,8 +119,7 @@ class FlashForwardKernelConfig:
         options = [token for token, name in _OPTIONS_BEFORE_TILES.items() if getattr(self, name)]
         options.append(tiles)
         options += [token for token, name in _OPTIONS_AFTER_TILES.items() if getattr(self, name)]
-        if self.static_row_stride:
-            options.append(f"stride_{self.static_row_stride}")
+        options += [f"{token}_{value}" for token, name in NUMBERED_OPTIONS.items() if (value := getattr(self, name))]
         head = f"({self.dtype.name}, {self.d_head}, {self.B_r}, {self.B_c}, {self.n_warps})"
         return f"{head}: {'+'.join(options)}"
 
@@ -143,5 +154,8 @@ _OPTIONS_AFTER_TILES = {
     "two_stages": "two_kv_stages",
     "lazy": "lazy_rescale",
     "keep_order": "keep_order",
+    "paired": "paired_warps",
 }
 OPTION_FIELDS = _OPTIONS_BEFORE_TILES | _OPTIONS_AFTER_TILES
+NUMBERED_OPTIONS = {"stride": "static_row_stride", "ring": "ring_stages"}
+"""Options that are written with a number behind them."""

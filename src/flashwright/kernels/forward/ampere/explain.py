@@ -32,6 +32,9 @@ from flashwright.kernels.forward.ampere.shapes import ForwardKernelTileShapes, G
 TYPICAL_HEADS = 16
 """Heads of the tensors for which a static row stride is tried."""
 
+USUAL_RING = 3
+"""Stages of a ring that is tried: a step's copies start a step ahead, into a stage that was left a step ago."""
+
 _SWITCHES: dict[str, tuple[str, str]] = {
     "async_copy": (
         "blocks go from global to shared memory by cp.async, past the registers; the warp goes on meanwhile",
@@ -81,6 +84,11 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "code has the kernel's order",
         "the assembler may move loads and products past each other",
     ),
+    "paired_warps": (
+        "two warps share the rows of both: each computes S of half the keys and O of half the columns, and gives the "
+        "other its P through shared memory",
+        "each warp has rows of its own, and computes with all keys and columns",
+    ),
 }
 _THROUGH_REGISTERS = {
     "eager_load_blocks": "V is copied before S = QKᵀ and the next K before softmax, but async_copy is off: "
@@ -91,7 +99,7 @@ _THROUGH_REGISTERS = {
 """What switches that start copies early do where copies are not asynchronous."""
 _SIZES = ("B_r", "B_c", "n_warps")
 _TILES = {"Q_mma_load_K_tiles": "Q", "K_mma_load_K_tiles": "K", "V_mma_load_K_tiles": "V"}
-KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, *_TILES, *_SWITCHES, "static_row_stride")
+KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, *_TILES, *_SWITCHES, "static_row_stride", "ring_stages")
 """All but `dtype` and `d_head`, which say what is computed, not how."""
 
 
@@ -117,10 +125,15 @@ def _knob(config: FlashForwardKernelConfig, name: str) -> Knob:
         "d_head": "columns of Q, K, V and O",
         "B_r": "rows of Q and O per thread block",
         "B_c": "rows of K and V per step of the loop",
-        "n_warps": f"warps per thread block, {config.B_r / config.n_warps:g} rows of Q each",
+        "n_warps": f"warps per thread block, {config.B_r / config.n_warps:g} rows of Q each"
+        if not config.paired_warps
+        else f"warps per thread block, {2 * config.B_r / config.n_warps:g} rows of Q for each two",
         "static_row_stride": "elements from a row to the next are known when compiling"
         if value
         else "the distance between rows is read at run time",
+        "ring_stages": f"K and V have {value} stages with barriers of their own: warps wait for copies, not for all"
+        if value
+        else "barriers of the thread block guard K and V",
     }
     return Knob(name, value.name if name == "dtype" else str(value), None, meanings[name])
 
@@ -131,9 +144,9 @@ def shapes(config: FlashForwardKernelConfig) -> tuple[Shape, ...]:
     meanings = {
         "threads": "threads per block",
         "d_head_fragments": "8-wide fragments across a row",
-        "QO_rows_per_warp": "rows of Q and O that one warp owns",
+        "QO_rows_per_warp": "rows of Q and O that one warp, or a pair, owns",
         "QO_fragments_per_warp": "the same in fragments of 8",
-        "KV_calc_fragments": "fragments of a K/V block; every warp multiplies with all of them",
+        "KV_calc_fragments": "fragments of a K/V block; every warp, or pair, multiplies with all of them",
         "KV_ldst_fragments_per_warp": "a warp's share of copying a K/V block, rounded up to whole fragments",
         "QK_rmem_tile_fragments": "fragments along d_head in one register tile of S = QKᵀ",
         "QK_rmem_tiles": "such tiles",
@@ -156,12 +169,27 @@ def shared_map(config: FlashForwardKernelConfig) -> SharedMap:
     regions = [SharedRegion("Q", "Q", 0, derived.Q_shared_bytes, "O takes its place at the end")]
     for stage in range(derived.KV_stages):
         suffix = f", stage {stage}" if derived.KV_stages > 1 else ""
-        note = ("even steps", "odd steps")[stage] if derived.KV_stages > 1 else "every step"
+        note = _steps_of_stage(stage, derived.KV_stages)
         base = stage * derived.KV_stage_bytes
         size = derived.KV_shared_bytes
         regions.append(SharedRegion(f"K{suffix}", "K", base + derived.K_shared_offset, size, note))
         regions.append(SharedRegion(f"V{suffix}", "V", base + derived.V_shared_offset, size, note))
+    if config.ring_stages:
+        start = derived.ring_barriers_offset
+        size = derived.pairs_offset - start
+        regions.append(SharedRegion("barriers", "B", start, size, "two a stage", is_block=False))
+    if config.paired_warps:
+        start = derived.pairs_offset
+        regions.append(
+            SharedRegion("pairs", "P", start, derived.shared_bytes - start, "P and maxima of each warp", is_block=False)
+        )
     return SharedMap(tuple(regions), derived.shared_bytes)
+
+
+def _steps_of_stage(stage: int, stages: int) -> str:
+    if stages == 1:
+        return "every step"
+    return ("even steps", "odd steps")[stage] if stages == 2 else f"steps {stage}, {stage + stages}, …"
 
 
 # --- Double buffering ------------------------------------------------------------------------------------------
@@ -211,6 +239,7 @@ def neighbours(config: FlashForwardKernelConfig) -> Iterator[tuple[str, dict[str
         yield f"{name}: {'on → off' if value else 'off → on'}", {name: not value}
     stride = config.static_row_stride
     yield _change("static_row_stride", stride, 0 if stride else TYPICAL_HEADS * config.d_head)
+    yield _change("ring_stages", config.ring_stages, 0 if config.ring_stages else USUAL_RING)
 
 
 def _change(name: str, old: int, new: int) -> tuple[str, dict[str, Any]]:
@@ -218,7 +247,7 @@ def _change(name: str, old: int, new: int) -> tuple[str, dict[str, Any]]:
 
 
 def work_per_step(config: FlashForwardKernelConfig) -> int:
-    """Scores that one warp computes in one KV step."""
+    """Scores that one warp computes in one KV step; a pair shares twice as many."""
     return config.B_r // config.n_warps * config.B_c
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from flashwright.kernels.forward.ampere.combinations import AUTOTUNED_D_HEADS, combinations
-from flashwright.kernels.forward.ampere.config import OPTION_FIELDS, FlashForwardKernelConfig
+from flashwright.kernels.forward.ampere.config import NUMBERED_OPTIONS, OPTION_FIELDS, FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.ladder import get_kernel_progression_configs
 from flashwright.kernels.naming import mangled_fields, nearest_hint, parse_cpp_fields
 from flashwright.problem.dtypes import DType
@@ -49,13 +49,14 @@ def _parse_options(options: str, text: str) -> dict[str, Any]:
             kind = "load_…_tiles"
             for operand, tiles in zip("QKV", match.groups(), strict=True):
                 values[f"{operand}_mma_load_K_tiles"] = int(tiles)
-        elif match := re.fullmatch(r"stride_(\d+)", token):
-            kind = "stride_…"
-            values["static_row_stride"] = int(match[1])
+        elif (match := re.fullmatch(r"(\w+)_(\d+)", token)) and match[1] in NUMBERED_OPTIONS:
+            kind = f"{match[1]}_…"
+            values[NUMBERED_OPTIONS[match[1]]] = int(match[2])
         else:
             raise ValueError(
                 f"unknown option {token!r} in {text!r}; allowed: {', '.join(OPTION_FIELDS)}, "
-                f"load_Q_K_V_tiles, stride_N{nearest_hint(token, (*OPTION_FIELDS, 'load_2_2_2_tiles', 'stride_2048'))}"
+                f"load_Q_K_V_tiles, {', '.join(f'{option}_N' for option in NUMBERED_OPTIONS)}"
+                f"{nearest_hint(token, (*OPTION_FIELDS, 'load_2_2_2_tiles', 'stride_2048', 'ring_3'))}"
             )
         if kind in seen:
             raise ValueError(f"option {kind!r} is given twice in {text!r}")
