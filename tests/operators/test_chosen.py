@@ -158,7 +158,7 @@ def test_tensors_of_any_kind_will_do():
     ("q", "k", "message"),
     [
         (tensor(0), tensor(0), "leave nothing for a kernel to compute"),
-        (tensor(8).astype(np.float32), tensor(8), "float32.* allowed: FP16, BF16"),
+        (tensor(8).astype(np.float32), tensor(8).astype(np.float32), "float32.* allowed: FP16, BF16"),
         (tensor(8, heads=3), tensor(8, heads=2), "heads"),
     ],
 )

@@ -264,10 +264,11 @@ struct Scorer : Consumer {
         for (int k = 0; k < Part::columns / mma_depth; ++k) {
             const uint64 a_k = a + descriptor_offset(depth_offset<cfg::B_r>(k));
             const uint64 b_k = b + descriptor_offset(depth_offset<cfg::B_c>(k));
-            if (first && k == 0)
+            if (first && k == 0) {
                 wgmma_columns_columns_first(S[0], a_k, b_k); // @product S
-            else
+            } else {
                 wgmma_columns_columns(S[0], a_k, b_k); // @product S
+            }
         }
     }
     DEVICE void finish_scores() {

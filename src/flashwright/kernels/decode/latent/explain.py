@@ -91,7 +91,7 @@ def register_phases(config: LatentDecodeKernelConfig) -> tuple[RegisterPhase, ..
         operand("S accumulator", config.B_c, 32),
         operand("P operand", config.B_c, 16),
     )
-    return (RegisterPhase("S = QKᵀ and O += PV", operands), RegisterPhase("softmax", operands))
+    return (RegisterPhase("S, O issued", operands), RegisterPhase("softmax", operands))
 
 
 def shared_map(config: LatentDecodeKernelConfig) -> SharedMap:
