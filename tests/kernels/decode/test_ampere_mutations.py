@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from samples import every_other
 
 pytest.importorskip("torch")
 
@@ -119,6 +120,6 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=list(MUTATIONS))
+@pytest.mark.parametrize("mutation", every_other(MUTATIONS))
 def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
     expect_named_or_wrong(mutation, "flashwright.kernels.decode.ampere.source", monkeypatch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from samples import sampled
 from simulated_cases import UNOWNED_ROWS, check, check_packed, random
 
 from flashwright import parse_kernel_name_into_config, run_forward
@@ -90,16 +91,18 @@ CASES = {
 }
 
 
-SLOW_CASES = ("a ring of four stages, last block first", "paired warps, 256 columns, a ring, last block first")
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=[pytest.mark.slow] if name in SLOW_CASES else [], id=name)
-        for name, case in CASES.items()
-    ],
+SLOW_CASES = (
+    "a causal window, synchronous copies, a scale",
+    "multi-query, 256 columns",
+    "8 warps, 160 columns",
+    "two stages, Q held, a window",
+    "a ring of four stages, last block first",
+    "paired warps, 256 columns, a ring, last block first",
+    "32 columns",
 )
+
+
+@pytest.mark.parametrize("case", sampled(CASES, SLOW_CASES))
 def test_the_kernel_computes_every_variant(case):
     short_form, shape, options = case
     # With and without the log-sum-exp are two kernels: only the one without it adds rows on the tensor cores.
