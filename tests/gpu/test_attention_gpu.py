@@ -12,6 +12,7 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 from attention_cases import Case, laid_out, random_case, relative_error, relative_errors
+from samples import first_of
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -43,13 +44,8 @@ FEWEST_ELEMENTS = 2**15
 """Of an output, so that the ratio of two errors is not a matter of luck; reached with more batches."""
 
 
-def sampled(cases: list[Case], count: int) -> list[Any]:
-    """The first of many random cases always, the others where time does not matter."""
-    return [case if i < count else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(cases)]
-
-
-CASES = sampled([random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)], 160)
-PACKED_CASES = sampled([random_case(1000 + seed, 400) for seed in range(40)], 24)
+CASES = first_of([random_case(seed, random.Random(seed).choice([20, 150, 600, LONGEST])) for seed in range(320)], 160)
+PACKED_CASES = first_of([random_case(1000 + seed, 400) for seed in range(40)], 24)
 
 
 def inputs(case: Case, seed: int = 0) -> tuple[Any, Any, Any]:

@@ -16,7 +16,8 @@ import pytest
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
-from attention_cases import Case, laid_out, random_case, relative_error
+from attention_cases import laid_out, random_case, relative_error
+from samples import first_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -53,13 +54,8 @@ SCORES = (
 )  # fmt: skip
 
 
-def sampled(cases: list[Case], count: int) -> list[Any]:
-    """The first of many random cases always, the others where time does not matter."""
-    return [case if i < count else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(cases)]
-
-
-CASES = sampled([random_case(2000 + seed, random.Random(seed).choice([20, 150, 600])) for seed in range(300)], 48)
-PACKED_CASES = sampled([random_case(3000 + seed, 300) for seed in range(60)], 16)
+CASES = first_of([random_case(2000 + seed, random.Random(seed).choice([20, 150, 600])) for seed in range(300)], 48)
+PACKED_CASES = first_of([random_case(3000 + seed, 300) for seed in range(60)], 16)
 
 
 def config_of(family: KernelFamily, q: Any, lengths: tuple[int, int], options: dict[str, Any], **request: Any) -> Any:

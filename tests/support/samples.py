@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,11 @@ def sampled(cases: Mapping[str, Any], slow: Collection[str]) -> list[Any]:
     return [
         pytest.param(case, id=name, marks=[pytest.mark.slow] if name in slow else []) for name, case in cases.items()
     ]
+
+
+def first_of(cases: Sequence[Any], count: int) -> list[Any]:
+    """Of random cases, any of which is as good as another."""
+    return [case if i < count else pytest.param(case, marks=pytest.mark.slow) for i, case in enumerate(cases)]
 
 
 def every_other(cases: Mapping[str, Any] | Iterable[Any]) -> list[Any]:

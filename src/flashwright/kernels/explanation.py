@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from flashwright.hardware.tensor_map import Swizzle
+from flashwright.hardware.units import BANK_LINE_BYTES
 from flashwright.kernels.shared_layout import SharedLayout
 
 
@@ -179,6 +180,11 @@ class CoreMatrices:
     row_bytes: int
     """From a row to the next, all of which the swizzle permutes."""
     swizzle: Swizzle
+
+    @classmethod
+    def of_panels(cls, operand: str, product: str, start: int, rows: int) -> CoreMatrices:
+        """Of a block in panels whose rows are as wide as all banks together."""
+        return cls(operand, product, start, rows, BANK_LINE_BYTES, Swizzle.B128)
 
 
 class Product(Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from samples import sampled
 
 pytest.importorskip("torch")
 
@@ -105,12 +106,6 @@ MUTATIONS = {
 FAST = ("P is overwritten before it is read",)
 
 
-@pytest.mark.parametrize(
-    "mutation",
-    [
-        pytest.param(mutation, id=name, marks=() if name in FAST else pytest.mark.slow)
-        for name, mutation in MUTATIONS.items()
-    ],
-)
+@pytest.mark.parametrize("mutation", sampled(MUTATIONS, slow=MUTATIONS.keys() - FAST))
 def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
     expect_named_or_wrong(mutation, "flashwright.kernels.decode.latent.source", monkeypatch)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from mutations import WRONG, SourceMutation, expect_named_or_wrong
+from samples import sampled
 
 from flashwright import parse_kernel_name_into_config
 from flashwright.problem.dtypes import NUMPY_DTYPES
@@ -115,9 +116,6 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize(
-    "mutation",
-    [pytest.param(each, marks=[pytest.mark.slow] if name in SLOW else [], id=name) for name, each in MUTATIONS.items()],
-)
+@pytest.mark.parametrize("mutation", sampled(MUTATIONS, SLOW))
 def test_a_missing_synchronisation_is_named(mutation, monkeypatch):
     expect_named_or_wrong(mutation, "flashwright.kernels.forward.ampere.source", monkeypatch)

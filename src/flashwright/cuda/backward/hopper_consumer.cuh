@@ -158,11 +158,7 @@ struct Consumer {
         issue_shared_shared<cfg::d_head, cfg::B_r>(dP[0], found_again(V(key_group).data), // @product dP
                                                    in_block(dO.data) + first_query_offset());
     }
-    // A place in shared memory, for descriptors: in a cluster an address says in whose block it is, above its own bits.
-    static DEVICE uint32 in_block(uint32 address) {
-        constexpr uint32 mask = (1 << 18) - 1;
-        return cfg::paired ? address & mask : address;
-    }
+    static DEVICE uint32 in_block(uint32 address) { return cfg::paired ? address_for_descriptor(address) : address; }
     // Of what stays there: found where it is used, where the loop has no registers to keep descriptors.
     static DEVICE uint32 found_again(uint32 address) {
         return in_block(shape::finds_again ? opaque(address) : address);

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from flashwright.hardware.tensor_map import Swizzle
 from flashwright.kernels.backward.explanations import ORDERED, common_meanings, stage_changes
 from flashwright.kernels.backward.hopper.config import MAX_STAGES, WARPGROUP_ROWS, HopperBackwardKernelConfig
 from flashwright.kernels.backward.hopper.shapes import (
@@ -69,7 +68,6 @@ _SWITCHES: dict[str, tuple[str, str]] = {
 _SIZES = ("B_r", "B_c", "n_consumers")
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "Q_stages", "dO_stages", *_SWITCHES)
 """All but `dtype` and `d_head`, which say what is computed, not how."""
-PANEL_ROW_BYTES = 128
 
 
 def knobs(config: HopperBackwardKernelConfig) -> tuple[Knob, ...]:
@@ -234,14 +232,7 @@ def warps(config: HopperBackwardKernelConfig) -> tuple[TracedWarp, ...]:
 
 def banks(config: HopperBackwardKernelConfig) -> CoreMatrices:
     shapes = HopperBackwardShapes(config)
-    return CoreMatrices(
-        operand="Q",
-        product="S = KQᵀ",
-        start=shapes.Q_offset,
-        rows=config.B_r // shapes.parts,
-        row_bytes=PANEL_ROW_BYTES,
-        swizzle=Swizzle.B128,
-    )
+    return CoreMatrices.of_panels("Q", "S = KQᵀ", shapes.Q_offset, config.B_r // shapes.parts)
 
 
 TIMELINE = TimelineTexts(

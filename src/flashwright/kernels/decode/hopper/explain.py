@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from flashwright.hardware.tensor_map import Swizzle
-from flashwright.hardware.units import BANK_LINE_BYTES
 from flashwright.kernels.decode.hopper.config import WARPGROUP_ROWS, WARPS_PER_WARPGROUP, HopperDecodeKernelConfig
 from flashwright.kernels.decode.hopper.shapes import BARRIER_PAIR_BYTES, HopperDecodeShapes
 from flashwright.kernels.explanation import (
@@ -144,14 +142,7 @@ def warps(config: HopperDecodeKernelConfig) -> tuple[TracedWarp, ...]:
 
 
 def banks(config: HopperDecodeKernelConfig) -> CoreMatrices:
-    return CoreMatrices(
-        operand="K",
-        product="S = QKᵀ",
-        start=HopperDecodeShapes(config).K_offset,
-        rows=config.B_c,
-        row_bytes=BANK_LINE_BYTES,
-        swizzle=Swizzle.B128,
-    )
+    return CoreMatrices.of_panels("K", "S = QKᵀ", HopperDecodeShapes(config).K_offset, config.B_c)
 
 
 EXPLANATION = Explanation(

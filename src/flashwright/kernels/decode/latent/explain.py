@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from flashwright.hardware.tensor_map import Swizzle
-from flashwright.hardware.units import BANK_LINE_BYTES
 from flashwright.kernels.decode.latent.config import (
     CONSUMERS,
     D_VALUE,
@@ -134,14 +132,7 @@ def warps(config: LatentDecodeKernelConfig) -> tuple[TracedWarp, ...]:
 
 
 def banks(config: LatentDecodeKernelConfig) -> CoreMatrices:
-    return CoreMatrices(
-        operand="K",
-        product="S = QKᵀ",
-        start=LatentDecodeShapes(config).K_offset,
-        rows=config.B_c,
-        row_bytes=BANK_LINE_BYTES,
-        swizzle=Swizzle.B128,
-    )
+    return CoreMatrices.of_panels("K", "S = QKᵀ", LatentDecodeShapes(config).K_offset, config.B_c)
 
 
 EXPLANATION = Explanation(

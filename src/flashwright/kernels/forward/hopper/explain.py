@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from flashwright.hardware.tensor_map import Swizzle
 from flashwright.kernels.explanation import (
     CONSUMER,
     PRODUCER,
@@ -38,7 +37,6 @@ from flashwright.kernels.forward.hopper.shapes import (
     BARRIER_PAIR_BYTES,
     KEYS_WITH_CARE,
     PANEL_COLUMNS,
-    PANEL_ROW_BYTES,
     TILE_BYTES,
     TILE_STAGES,
     WARPGROUP_THREADS,
@@ -276,14 +274,7 @@ def warps(config: HopperForwardKernelConfig) -> tuple[TracedWarp, ...]:
 
 
 def banks(config: HopperForwardKernelConfig) -> CoreMatrices:
-    return CoreMatrices(
-        operand="K",
-        product="S = QKᵀ",
-        start=HopperTileShapes(config).K_offset,
-        rows=config.B_c,
-        row_bytes=PANEL_ROW_BYTES,
-        swizzle=Swizzle.B128,
-    )
+    return CoreMatrices.of_panels("K", "S = QKᵀ", HopperTileShapes(config).K_offset, config.B_c)
 
 
 TIMELINE = TimelineTexts(
