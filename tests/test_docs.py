@@ -148,10 +148,10 @@ def test_without_measurements_the_pages_say_so_and_how_to_make_them(inputs):
 ENVIRONMENT = {"gpu": "NVIDIA Fake", "driver": "1", "torch": "2", "nvrtc": "3", "date": "2030-01-02T03:04:05"}
 
 
-def family_result() -> BenchResult:
+def family_result(operation: str = "forward") -> BenchResult:
     """The Ampere family and its peer, on normal scores and with a sink."""
     cells = []
-    for cell in grid(lengths=(512, 1024), scores=("normal", "sink")):
+    for cell in grid(lengths=(512, 1024), scores=("normal", "sink"), operation=operation):
         times = {ours_of("ampere"): 2.0 if cell.scores == "normal" else 2.5, "sdpa-fa2": 3.0}
         cells.append(CellResult(cell, {name: Measurement(ms, 10.0, 1e-3) for name, ms in times.items()}))
     return BenchResult(ENVIRONMENT, {}, tuple(cells))
@@ -169,10 +169,11 @@ def test_speeds_by_kind_of_scores_fill_their_table_or_say_how_to_measure_them(in
 
 def test_a_grid_of_the_ampere_family_is_a_result_of_bench_or_of_the_fastest_configs(tmp_path):
     path = tmp_path / "result.json"
-    write_result(path, family_result())
-    table = ampere_table(read_ampere_grid(path))
-    assert "(1.50) |" in table
-    assert 'Timed: `attention(family="ampere")`. 1.500 in the geometric mean' in table
+    for operation, timed in {"forward": "", "backward": "gradients of "}.items():
+        write_result(path, family_result(operation))
+        table = ampere_table(read_ampere_grid(path))
+        assert "(1.50) |" in table
+        assert f'Timed: {timed}`attention(family="ampere")`. 1.500 in the geometric mean' in table
     cell = {"dtype": "BF16", "d_head": 64, "causal": False, "length": 512, "tflops": 300.0, "ratio": 1.25, "best": "x"}
     write_document(path, {"environment": ENVIRONMENT, "cells": [cell]})
     table = ampere_table(read_ampere_grid(path))

@@ -217,8 +217,7 @@ def _overlap(measured: dict[str, Any]) -> str:
 
 def _where(measured: dict[str, Any]) -> str:
     environment = measured["environment"]
-    note = f" {measured['note']}" if "note" in measured else ""
-    return f"\n\n{environment['gpu']}, driver {environment['driver']}, {environment['date'][:10]}.{note}"
+    return f"\n\n{environment['gpu']}, driver {environment['driver']}, {environment['date'][:10]}."
 
 
 def _published() -> str:

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from flashwright.problem.flops import BACKWARD
 from flashwright.workbench.bench.grid import length_text
 from flashwright.workbench.bench.result_files import read_document
 from flashwright.workbench.bench.results import (
@@ -159,7 +160,8 @@ class AmpereGrid:
 
 
 def read_ampere_grid(path: Path) -> AmpereGrid:
-    """A result of `flashwright bench --family ampere`; or one of the fastest of several configs in each cell."""
+    """A result of `flashwright bench --family ampere`, of the forward or of gradients; or one of the fastest of several
+    configs in each cell."""
     document = read_document(path, holding="cells", made_by="flashwright bench --family ampere")
     names = [field.name for field in fields(AmpereCell)]
     if "format" not in document:
@@ -167,7 +169,10 @@ def read_ampere_grid(path: Path) -> AmpereGrid:
         return AmpereGrid("the fastest of several configs in each cell", document["environment"], cells)
     result, ours = read_result(path).of_kind(NORMAL), ours_of("ampere")
     cells = tuple(_ampere_cell(found, ours) for found in result.cells)
-    return AmpereGrid('`attention(family="ampere")`', result.environment, cells)
+    what = '`attention(family="ampere")`'
+    if result.operation == BACKWARD:
+        what = f"gradients of {what}"
+    return AmpereGrid(what, result.environment, cells)
 
 
 def _ampere_cell(found: CellResult, ours: str) -> AmpereCell:

@@ -32,6 +32,7 @@ ERRORS = RESULTS / "simulated_errors.json"
 SCORES = RESULTS / "scores_h200_bf16.json"
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
+AMPERE_GRIDS["BF16, gradients"] = RESULTS / "backward_ampere_h200_bf16.json"
 CLAIMS = RESULTS / "claims_h200.json"
 DISTRIBUTED = RESULTS / "distributed_h200.json"
 INDEX = Path("docs/README.md")

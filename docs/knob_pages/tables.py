@@ -74,7 +74,7 @@ class Inputs:
     """By kind of scores; None until it has been measured."""
     hopper_ladder: Ladder
     ampere_grids: Mapping[str, AmpereGrid]
-    """By element type."""
+    """By element type, and of gradients."""
     claims: ClaimResults | None
     """None until they have been measured."""
     hopper_facts: FactsFile
@@ -103,7 +103,7 @@ def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[st
         "scores-table": lambda _: scores_table(inputs.scores),
         "ladder-table": lambda _: ladder_table(inputs.ladder),
         "hopper-ladder-table": lambda _: ladder_table(inputs.hopper_ladder),
-        "ampere-table": lambda dtype: ampere_table(inputs.ampere_grids[dtype]),
+        "ampere-table": lambda which: ampere_table(inputs.ampere_grids[which]),
         "claims": lambda _: claims_summary(inputs.claims),
         "claim": partial(claim_table, inputs.claims),
         "claim-verdicts": partial(claim_verdicts, inputs.claims),
