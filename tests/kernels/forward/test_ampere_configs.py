@@ -27,23 +27,23 @@ from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.registry import family_named, search_space_of
 from flashwright.problem.dtypes import NUMPY_DTYPES
-from flashwright.problem.lengths import LENGTH_BUCKETS
+from flashwright.problem.lengths import LENGTH_BUCKETS, LONGEST, MEDIUM, SHORT
 
 AMPERE = family_named("ampere")
 AMPERE_D_HEADS = AMPERE.d_heads
-OCCASIONS = [
-    (bucket, gpu)
-    for bucket in LENGTH_BUCKETS
-    for gpu in (None, GPUModel.of_architecture("an A100", "sm_80"), GPUModel.of_architecture("an H200", "sm_90"))
-]
+GPUS = (None, GPUModel.of_architecture("an A100", "sm_80"), GPUModel.of_architecture("an H200", "sm_90"))
+OCCASIONS = [(rows, keys, gpu) for rows in LENGTH_BUCKETS for keys in (MEDIUM, LONGEST) for gpu in GPUS]
+"""Of all sequences but short ones: few rows may attend to many keys."""
 SEED_FIELDS = 13
 SPEC_SHORT_FORM = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax"
 SPEC_CONFIG = FlashForwardKernelConfig(DType.BF16, 128, 64, 64, 4, True, True, True, 0, 2, 2, True, True)
 LADDERS = [(dtype, d_head) for dtype in DType for d_head in (64, 128)]
 
 
-def default_for(dtype: DType | str, d_head: int, bucket: str, gpu: GPUModel | None) -> FlashForwardKernelConfig:
-    return AMPERE.default_config(Occasion(DType.parse(dtype), d_head, False, bucket, bucket, gpu))
+def default_for(
+    dtype: DType | str, d_head: int, rows: str, keys: str, gpu: GPUModel | None
+) -> FlashForwardKernelConfig:
+    return AMPERE.default_config(Occasion(DType.parse(dtype), d_head, False, rows, keys, gpu))
 
 
 @st.composite
@@ -424,14 +424,21 @@ def test_the_default_space_has_every_rung_and_every_default(dtype, d_head):
     assert {default_for(dtype, d_head, *occasion) for occasion in OCCASIONS} <= space
 
 
-def test_the_filter_refuses_the_three_rungs_that_stream_q_at_64_by_64_and_the_wide_defaults():
+@pytest.mark.parametrize("d_head", [64, 128])
+def test_short_sequences_have_a_block_of_one_warp_each_and_a_few_rows_of_many_keys_have_not(d_head):
+    short = {default_for("BF16", d_head, SHORT, SHORT, gpu) for gpu in GPUS}
+    assert {(config.B_r, config.B_c, config.n_warps) for config in short} == {(16, 16, 1)}
+    assert {default_for("BF16", d_head, SHORT, MEDIUM, gpu).B_r for gpu in GPUS} == {64}
+
+
+def test_the_filter_refuses_the_three_rungs_that_stream_q_at_64_by_64_and_some_defaults():
     refused = {rung.number: rejection_reason(rung.config) for rung in get_kernel_progression()}
     assert {number for number, reason in refused.items() if reason} == {4, 5, 6}
     assert all(refused[number].startswith("rule 5: ") for number in (4, 5, 6))
-    wide = {d_head: {default_for("BF16", d_head, *occasion) for occasion in OCCASIONS} for d_head in AMPERE_D_HEADS}
-    rules = {d_head: {(rejection_reason(c) or "").partition(":")[0] for c in found} for d_head, found in wide.items()}
-    assert rules == {32: {""}, 64: {""}, 96: {""}, 128: {""}, 160: {"rule 5"}, 192: {"rule 5"},
-                     256: {"rule 4", "rule 5"}}  # fmt: skip
+    used = {d_head: {default_for("BF16", d_head, *occasion) for occasion in OCCASIONS} for d_head in AMPERE_D_HEADS}
+    rules = {d_head: {(rejection_reason(c) or "").partition(":")[0] for c in found} for d_head, found in used.items()}
+    assert rules == {32: {"", "rule 6"}, 64: {""}, 96: {""}, 128: {""}, 160: {""}, 192: {""},
+                     256: {"rule 5", "rule 6"}}  # fmt: skip
 
 
 def documents_filter(cfg: FlashForwardKernelConfig) -> bool:

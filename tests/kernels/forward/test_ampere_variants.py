@@ -184,9 +184,17 @@ def test_packed_sequences_are_computed_apart(window):
     check_packed(config, lengths, {"window": window}, heads=(4, 2))
 
 
-def test_one_long_packed_sequence_among_many_short_ones():
-    config = parse_kernel_name_into_config(f"(FP16, 64, 64, 64, 4): {WHOLE_Q}")
-    check_packed(config, [(1, 3)] * 20 + [(200, 200)] + [(2, 2)] * 20, {"window": CAUSAL}, heads=(1, 1))
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (f"(FP16, 64, 64, 64, 4): {WHOLE_Q}", 200),
+        ("(FP16, 64, 16, 16, 1): async+eager+swizzled+load_0_2_2_tiles+opt_softmax+mma_sum+lazy", 60),
+    ],
+    ids=["blocks of 64 rows", "blocks of 16 rows, one warp"],
+)
+def test_one_long_packed_sequence_among_many_short_ones(config, longest):
+    lengths = [(1, 3)] * 20 + [(longest, longest)] + [(2, 2)] * 20
+    check_packed(parse_kernel_name_into_config(config), lengths, {"window": CAUSAL}, heads=(1, 1))
 
 
 @pytest.mark.parametrize("return_lse", [False, True], ids=["output", "output and lse"])

@@ -1,7 +1,7 @@
 """Ampere configs that are good by experience, for problems without a tuned result.
 
-The documents' filter refuses those of the wide heads (160 to 256 columns): a streamed Q at 64 × 64 by rule 5, a held
-one at 64 × 32 by rule 4. The search space holds them all the same.
+The documents' filter refuses some of them: a streamed Q at 64 × 64 by rule 5 (d_head 256), one of 128 rows that is held
+in registers by rule 6 (d_head 32 and 256). The search space holds them all the same.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ TWO_STAGES_SHARED_BYTES = 228 * KIB
 """Per multiprocessor: Hopper and the large Blackwells have as much."""
 
 _COPIES = "async+eager+swizzled"
+_HELD_Q = f"64, 64, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+lazy"
 _WIDE_HEADS = {
-    160: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+mma_sum+lazy",
-    192: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
-    256: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+lazy",
+    160: _HELD_Q,
+    192: _HELD_Q,
+    256: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+mma_sum+lazy",
 }
-# d_head 64, 128 and 256: the fastest tried on an H200 (benchmarks/results/ampere_h200_bf16.json) but for `reversed`,
-# which keeps the incomplete last block out of the main loop's way; the others are like their neighbours, and were not
-# timed. Two blocks of these fit 228 KiB of shared memory.
+# The fastest of those timed on an H200 across lengths and kinds of scores, but for d_head 160, which is like 192, and
+# for `reversed`, which keeps the incomplete last block out of the main loop's way. Two blocks of these fit 228 KiB of
+# shared memory; at d_head 256, one of 8 warps.
 _TWO_STAGES = _WIDE_HEADS | {
-    256: f"64, 32, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",
-    32: f"128, 128, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",
+    256: f"128, 48, 8): {_COPIES}+load_0_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+lazy+ring_3",
+    32: f"128, 64, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",
     64: f"128, 128, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",
     96: f"128, 64, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",
     128: f"128, 64, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",
@@ -40,15 +41,20 @@ _ONE_STAGE = _WIDE_HEADS | {
     96: f"128, 64, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+lazy",
     128: f"128, 64, 4): {_COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+lazy",
 }
-_FEW_ROWS_TABLE = _WIDE_HEADS | dict.fromkeys(
+_FEW_ROWS = _WIDE_HEADS | dict.fromkeys(
     (32, 64, 96, 128), f"64, 64, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+lazy"
 )
+# One warp a block: many short sequences, packed or not, leave larger blocks mostly empty.
+_SHORT_SEQUENCES = _FEW_ROWS | {
+    64: f"16, 16, 1): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+lazy",
+    128: f"16, 16, 1): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+reorder+lazy",
+}
 
 
 def ampere_default(occasion: Occasion) -> FlashForwardKernelConfig:
     """The same is best with and without a mask."""
     if occasion.q_bucket == SHORT:
-        table = _FEW_ROWS_TABLE
+        table = _SHORT_SEQUENCES if occasion.kv_bucket == SHORT else _FEW_ROWS
     elif occasion.gpu is not None and occasion.gpu.shared_bytes_per_sm >= TWO_STAGES_SHARED_BYTES:
         table = _TWO_STAGES
     else:
@@ -57,9 +63,9 @@ def ampere_default(occasion: Occasion) -> FlashForwardKernelConfig:
 
 
 def every_default(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
-    """What `ampere_default` may choose for a dtype and head dimension, on any GPU and at any length; none for a head
-    dimension without kernels of its own."""
-    tables = (_FEW_ROWS_TABLE, _TWO_STAGES, _ONE_STAGE)
+    """What `ampere_default` may choose for a dtype and head dimension, on any GPU and for any sequences but short ones;
+    none for a head dimension without kernels of its own."""
+    tables = (_FEW_ROWS, _TWO_STAGES, _ONE_STAGE)
     return tuple(dict.fromkeys(_config(dtype, d_head, table) for table in tables if d_head in table))
 
 

@@ -53,7 +53,8 @@ def search_space(dtype: DType, d_head: int) -> Iterator[tuple[FlashForwardKernel
 
 def always_tried(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:
     """What a search tries whatever the filter says of it: every rung of the ladder (rule 5 refuses the fourth to the
-    sixth, which stream Q at 64 × 64) and every default."""
+    sixth, which stream Q at 64 × 64) and every default but those of short sequences. Their blocks are smaller than any
+    of the documents; a search for short sequences times them as what is in use."""
     return tuple(dict.fromkeys((*get_kernel_progression_configs(dtype, d_head), *every_default(dtype, d_head))))
 
 
