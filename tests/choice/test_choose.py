@@ -21,8 +21,8 @@ from flashwright.choice.problem import problem_of
 from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE
 from flashwright.hardware.architectures import KIB, GPUModel
 from flashwright.kernels.family import Occasion
-from flashwright.kernels.registry import families, family_names, family_of
-from flashwright.problem.lengths import LONG, SHORT
+from flashwright.kernels.registry import families, family_names, family_of, tile_shapes
+from flashwright.problem.lengths import LENGTH_BUCKETS, LONG, SHORT
 from flashwright.problem.window import FULL
 from flashwright.workbench.tuning.reload import reload
 
@@ -163,9 +163,15 @@ def test_the_family_that_is_named_computes_the_gradients_too(family):
     assert family_of(backward_config(occasion(), family=family.name)) is family
 
 
-def test_deterministic_gradients_are_added_in_order():
-    usual, ordered = (backward_config(occasion(), deterministic=each) for each in (False, True))
-    assert not usual.ordered and ordered == replace(usual, ordered=True)
+@pytest.mark.parametrize("family", families("backward"), ids=lambda family: family.name)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("length", LENGTH_BUCKETS)
+def test_deterministic_gradients_are_added_in_order_by_a_kernel_that_can_be_built(family, causal, length):
+    for d_head in family.d_heads:
+        kind = replace(occasion(d_head), causal=causal, q_bucket=length, kv_bucket=length)
+        usual, ordered = (backward_config(kind, family=family.name, deterministic=each) for each in (False, True))
+        assert not usual.ordered and ordered.ordered
+        assert tile_shapes(ordered).shared_bytes
 
 
 # --- Decoding with wide heads ---------------------------------------------------------------------------------------

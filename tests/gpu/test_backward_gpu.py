@@ -113,14 +113,17 @@ WAYS_TO_DQ = (
     "hopper backward (BF16, 64, 128, 128, 2): stages_3_2+register_P+bulk_dQ",
     "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+bulk_dQ",
     "hopper backward (BF16, 128, 64, 64, 1): stages_2_1+paired",
+    "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P",
     "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+persistent+keys_ahead",
-    "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent",
+    "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead",
+    "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P",
     "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent",
     "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead",
+    "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead+skips_masked",
     "hopper backward (BF16, 256, 64, 64, 2): stages_2_2+persistent",
     "hopper backward (BF16, 256, 64, 64, 2): stages_2_2",
 )
-"""That no default has."""
+"""Persistent thread blocks have several blocks of keys each."""
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "ordered"])

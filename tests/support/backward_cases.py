@@ -212,6 +212,7 @@ def check_packed_backward(
     rows_behind: int = 0,
     with_dlse: bool = False,
     seed: int = 0,
+    **how: Any,
 ) -> None:
     """Sequences of (rows, keys) that lie one after the other are differentiated apart: what is NaN or infinite in the
     spoilt ones does not reach the others. Rows and keys of no sequence, before the first and behind the last, have
@@ -244,6 +245,7 @@ def check_packed_backward(
         max_lengths=(longest[0], longest[1]),
         check_hazards="stop",
         arch=arch_with_room_for(known),
+        **how,
     )
     for gradient, starts in ((found.dq, q_starts), (found.dk, kv_starts), (found.dv, kv_starts)):
         for unowned in (gradient[:, :, : starts[0]], gradient[:, :, starts[-1] :]):

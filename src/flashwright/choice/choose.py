@@ -112,7 +112,7 @@ def backward_config(occasion: Occasion, *, family: str | None = None, determinis
     """What differentiates such problems: by the family that was named for the forward, where it has a backward for
     them, and otherwise by the best. If `deterministic`, sums are added in a fixed order."""
     named = next((each for each in families(BACKWARD) if each.name == family and _computes(each, occasion)), None)
-    config: Any = _default_choice(occasion, named and named.name, BACKWARD).config
+    config: Any = _default_choice(replace(occasion, ordered=deterministic), named and named.name, BACKWARD).config
     chosen: KernelConfig = replace(config, ordered=True) if deterministic else config
     return chosen
 

@@ -58,6 +58,8 @@ class Occasion:
     """None: no GPU."""
     packed_rows: int = 0
     """Rows of all heads of q that share a head of k and v, of a decode; 0: of another operation."""
+    ordered: bool = False
+    """Whether a backward adds to dQ in a fixed order."""
 
     def with_native_d_head(self, family: KernelFamily) -> Occasion:
         """The same for the family's own head dimension that holds this one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from flashwright.kernels.backward.hopper.shapes import HopperBackwardShapes
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.registry import families, family_of, parse_config, rejection_reason, tile_shapes
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import LONG, LONGEST
+from flashwright.problem.lengths import LENGTH_BUCKETS, LONG, LONGEST, MEDIUM
 
 AMPERE = AmpereBackwardKernelConfig(DType.BF16, 128, 64, 128, 8, Q_stages=2)
 HOPPER = HopperBackwardKernelConfig(DType.BF16, 128, 64, 128)
@@ -362,11 +363,43 @@ def test_ampere_configs_that_cannot_be_fast_are_rejected(changes, reason):
 
 @pytest.mark.parametrize("family", families("backward"), ids=lambda family: family.name)
 def test_every_head_dimension_has_a_default_that_is_worth_timing(family):
-    for dtype in DType:
-        for d_head in family.d_heads:
-            config = family.default_config(occasion(dtype, d_head))
-            assert (config.dtype, config.d_head, config.ordered) == (dtype, d_head, False)
-            assert rejection_reason(config) is None
+    for dtype, d_head, causal, length in product(DType, family.d_heads, (False, True), LENGTH_BUCKETS):
+        config = family.default_config(Occasion(dtype, d_head, causal, length, length, None))
+        assert (config.dtype, config.d_head, config.ordered) == (dtype, d_head, False)
+        assert rejection_reason(config) is None
+
+
+@pytest.mark.parametrize(
+    ("d_head", "causal", "length", "expected"),
+    [
+        (64, False, LONG, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"),
+        (64, True, LONGEST, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+persistent+keys_ahead"),
+        (128, False, LONGEST, "(BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead"),
+        (128, True, MEDIUM, "(BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead+skips_masked"),
+        (128, True, LONG, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent"),
+        (256, True, MEDIUM, "(BF16, 256, 64, 64, 2): stages_2_2+persistent"),
+        (256, False, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired"),
+    ],
+)
+def test_the_hopper_default_is_what_was_fastest_for_a_mask_and_length(d_head, causal, length, expected):
+    config = HOPPER_BACKWARD.default_config(Occasion(DType.BF16, d_head, causal, length, length, None))
+    assert str(config) == f"hopper backward {expected}"
+
+
+@pytest.mark.parametrize(
+    ("d_head", "expected"),
+    [
+        (64, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+ordered+persistent+keys_ahead"),
+        (128, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+ordered+persistent"),
+        (256, "(BF16, 256, 64, 64, 2): stages_2_1+paired+ordered"),
+    ],
+)
+def test_in_order_hopper_has_one_default_for_all_masks_and_lengths(d_head, expected):
+    for causal, length in product((False, True), LENGTH_BUCKETS):
+        config = HOPPER_BACKWARD.default_config(
+            Occasion(DType.BF16, d_head, causal, length, length, None, ordered=True)
+        )
+        assert str(config) == f"hopper backward {expected}"
 
 
 @pytest.mark.parametrize("d_head", AMPERE_BACKWARD.d_heads)

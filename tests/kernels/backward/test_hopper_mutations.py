@@ -76,6 +76,16 @@ def run_keys_ahead() -> None:
     check_backward(replace(PERSISTENT, keys_ahead=True), problem(64, 256), multiprocessors=1)
 
 
+def run_persistent_bulk() -> None:
+    """One thread block with four blocks of keys, of a step each, whose dQ the copy engine adds."""
+    check_backward(replace(PERSISTENT, keys_ahead=True, bulk_dQ=True), problem(64, 256), multiprocessors=1)
+
+
+def run_persistent_ordered() -> None:
+    """The same in order: one thread waits for turns, another passes them on."""
+    check_backward(replace(PERSISTENT, keys_ahead=True, ordered=True), problem(64, 256), multiprocessors=1)
+
+
 def run_skipping() -> None:
     """The second warpgroup leaves out the first step of each of two tiles."""
     causal = AttentionOptions(Window(right=0))
@@ -100,6 +110,8 @@ RUNS = (
     run_pair,
     run_persistent,
     run_keys_ahead,
+    run_persistent_bulk,
+    run_persistent_ordered,
     run_skipping,
     run_packed,
 )
@@ -132,6 +144,11 @@ def by(run, mutation: Mutation) -> Mutation:
 
 WEIGHTS_ARE_WRITTEN = "shared.weights(step).wait_until_full("
 WEIGHTS_ARE_READ = "shared.weights(step).wait_until_empty("
+TILE_READERS = (
+    ("who has the copy engine add", "add_blocks_of_dQ(", run_persistent_bulk),
+    ("who waits for turns", "wait_for_turns(", run_persistent_ordered),
+    ("who passes turns on", "pass_turns(", run_persistent_ordered),
+)
 MUTATIONS = {
     "K is read before it has arrived": no_wait("K(group).wait_until_full(keys_place().lap);", "async-copy"),
     "V is read before it has arrived": no_wait("V(group).wait_until_full(keys_place().lap);", "async-copy"),
@@ -216,6 +233,22 @@ MUTATIONS = {
         run_persistent, replace(no_release("slot.release();"), by_way_of="compute_announced_tiles(")
     ),
     "who copies does not say that it has left a tile": by(run_persistent, no_release("mbarrier_arrive(slot.empty);")),
+    **{
+        f"{who} does not say that it has left a tile": by(
+            run, replace(no_release("mbarrier_arrive(slot.empty);"), by_way_of=by_way_of)
+        )
+        for who, by_way_of, run in TILE_READERS
+    },
+    **{
+        f"{who} reads a tile before it is announced": by(
+            run,
+            replace(
+                no_wait("slot.wait_until_full(TilePlace::after(index).lap);", "race", "uninitialised-shared"),
+                by_way_of=by_way_of,
+            ),
+        )
+        for who, by_way_of, run in TILE_READERS
+    },
     "more bytes are announced than come": Mutation(
         ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(2**19)
     ),

@@ -11,17 +11,19 @@ from flashwright import AttentionVariant, compile_kernel
 from flashwright.kernels.backward.hopper import HOPPER_BACKWARD
 from flashwright.kernels.backward.launch import DQ, ROWS
 from flashwright.kernels.family import Occasion
-from flashwright.kernels.registry import families, family_of
+from flashwright.kernels.registry import families
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import LONG
+from flashwright.problem.lengths import LONG, LONGEST, MEDIUM
 from flashwright.problem.variant import PLAIN
 from flashwright.runtime.compiling import compile_companion
 from flashwright.workbench.explain.gather import SERIALISED
 
-BEARABLE_SPILL_BYTES = {"ampere": 64, "hopper": 64}
+BEARABLE_SPILL_BYTES = 64
 """Of a few addresses and counters."""
-BEARABLE_AT_D_HEAD_256 = {"hopper": 256}
-"""Where dK and dV take 128 of a thread's registers, S and dP or dQ 64 more, in each of two warpgroups."""
+BEARABLE_OF_PAIRS = 128
+"""Where dK and dV take 128 of a thread's registers, S and dP and dQ 64 more, in each of two warpgroups."""
+BEARABLE_BETWEEN_TILES = HOPPER_BACKWARD.space.bearable_spill_bytes
+"""Of what a persistent thread block keeps from tile to tile, outside of the loop over queries."""
 LARGEST = AttentionVariant(
     masks_left=True, masks_right=True, softcaps=True, grouped_heads=True, variable_lengths=True, head_dim=56
 )
@@ -38,18 +40,21 @@ VARIANTS = {
 }
 
 
-def default_of(family: str, d_head: int) -> Any:
+def default_of(family: str, d_head: int, *, causal: bool = False, length: str = LONG, ordered: bool = False) -> Any:
     (found,) = (each for each in families("backward") if each.name == family)
-    return found.default_config(Occasion(DType.BF16, d_head, False, LONG, LONG, None))
+    occasion = Occasion(DType.BF16, d_head, causal, length, length, None, ordered=ordered)
+    return replace(found.default_config(occasion), ordered=ordered)
+
+
+def bearable(config: Any) -> int:
+    if getattr(config, "persistent", False):
+        return BEARABLE_BETWEEN_TILES
+    return BEARABLE_OF_PAIRS if getattr(config, "paired", False) else BEARABLE_SPILL_BYTES
 
 
 def check_kernel(config: Any, arch: str, variant: AttentionVariant) -> None:
     kernel = compile_kernel(config, arch, variant)
-    family = family_of(config).name
-    bearable = BEARABLE_SPILL_BYTES[family]
-    if config.d_head == 256:
-        bearable = BEARABLE_AT_D_HEAD_256.get(family, bearable)
-    assert kernel.spill_bytes <= bearable
+    assert kernel.spill_bytes <= bearable(config)
     assert SERIALISED not in kernel.program.log and "C75" not in kernel.program.log
 
 
@@ -73,16 +78,18 @@ DEFAULTS = [(family.name, d_head) for family in families("backward") for d_head 
 )
 def test_defaults_spill_next_to_nothing_and_products_do_not_wait_for_one_another(family, d_head, variant):
     for arch in targets(family):
-        check_kernel(default_of(family, d_head), arch, variant)
+        check_kernel(default_of(family, d_head, causal=variant.masks_right), arch, variant)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "d_head"), DEFAULTS)
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
 @pytest.mark.parametrize("ordered", [False, True], ids=["any order", "ordered"])
-def test_every_variant_of_every_default_spills_next_to_nothing(family, d_head, variant, ordered):
+@pytest.mark.parametrize("length", [MEDIUM, LONG, LONGEST])
+def test_every_variant_of_every_default_spills_next_to_nothing(family, d_head, variant, ordered, length):
+    config = default_of(family, d_head, causal=variant.masks_right, length=length, ordered=ordered)
     for arch in targets(family):
-        check_kernel(replace(default_of(family, d_head), ordered=ordered), arch, variant)
+        check_kernel(config, arch, variant)
 
 
 def test_the_kernels_before_and_after_keep_many_threads_busy():

@@ -24,7 +24,7 @@ from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import KernelFamily, Occasion
 from flashwright.kernels.registry import families, parse_config
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import LONG, LONGEST
+from flashwright.problem.lengths import LONG, LONGEST, MEDIUM
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import Window
 from flashwright.runtime.simulated import BackwardSimulation
@@ -184,7 +184,11 @@ def test_gradients_of_every_variant(case):
 PERSISTENT = {
     "more blocks of keys than thread blocks, grouped heads": (HOPPER_PERSISTENT, (2, 4, 2, 100, 130), CAUSAL),
     "keys that no row attends to": (HOPPER_PERSISTENT + "+keys_ahead", (1, 1, 1, 70, 400), CAUSAL_TOP_LEFT),
-    "dQ added by the copy engine": (HOPPER_PERSISTENT.replace("+pers", "+bulk_dQ+pers"), (1, 2, 1, 130, 200), Window()),
+    "dQ added by the copy engine, keys ahead": (
+        "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead",
+        (1, 2, 1, 130, 390),
+        Window(),
+    ),
     "dQ added in order": (
         HOPPER_PERSISTENT.replace("+pers", "+ordered+pers") + "+keys_ahead",
         (1, 1, 1, 70, 200),
@@ -194,6 +198,16 @@ PERSISTENT = {
         "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead",
         (1, 1, 1, 65, 600),
         Window(left=500),
+    ),
+    "first steps left out, keys ahead": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead+skips_masked",
+        (1, 2, 1, 130, 260),
+        CAUSAL,
+    ),
+    "two warpgroups share keys, grouped heads": (
+        "hopper backward (BF16, 256, 64, 64, 2): stages_2_2+persistent",
+        (1, 2, 1, 65, 200),
+        Window(left=90, right=30),
     ),
     "no row attends to any key": (HOPPER_PERSISTENT, (1, 1, 1, 70, 200), Window(right=-300)),
 }
@@ -351,10 +365,9 @@ def test_blocks_beyond_the_window_are_not_visited(config):
     assert steps(Window(left=1, right=0)) == 4 + 3
 
 
-@pytest.mark.parametrize("more", ["", "+persistent"])
-def test_steps_whose_keys_are_all_masked_are_left_out(more):
+def test_steps_whose_keys_are_all_masked_are_left_out():
     """The second 64 keys of each tile are behind its first 64 queries: S, dP, dV and dK of them."""
-    every = parse_config("hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P" + more)
+    every = parse_config("hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent")
     problem = Problem.random((1, 1, 1, 256, 256, 128), DType.BF16, AttentionOptions(CAUSAL))
     all_steps, fewer = (
         check_backward(config, problem, multiprocessors=1).run.counters.tensor_flops
@@ -384,17 +397,20 @@ def space_of(family: KernelFamily) -> list[Any]:
     return [replace(config, ordered=bool(number % 2)) for number, config in enumerate(kept)]
 
 
-def default_of(family: KernelFamily, dtype: DType, d_head: int, *, causal: bool = False, length: str = LONG) -> Any:
-    return family.default_config(Occasion(dtype, d_head, causal, length, length, GPUModel.of_architecture("", "sm_90")))
+def default_of(family: KernelFamily, dtype: DType, d_head: int, **kind: Any) -> Any:
+    hopper = GPUModel.of_architecture("", "sm_90")
+    usual = Occasion(dtype, d_head, causal=False, q_bucket=LONG, kv_bucket=LONG, gpu=hopper)
+    return family.default_config(replace(usual, **kind))
 
 
 DEFAULTS = dict.fromkeys(
-    default_of(family, dtype, d_head, causal=causal, length=length)
+    default_of(family, dtype, d_head, causal=causal, q_bucket=length, kv_bucket=length, ordered=ordered)
     for family in BACKWARDS
     for dtype in DType
     for d_head in family.d_heads
     for causal in (False, True)
-    for length in (LONG, LONGEST)
+    for length in (MEDIUM, LONG, LONGEST)
+    for ordered in (False, True)
 )
 
 
@@ -403,8 +419,11 @@ DEFAULTS = dict.fromkeys(
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=list(VARIANTS))
 @pytest.mark.parametrize("lengths", [(1, 201), (200, 64), (256, 201)], ids=str)
 def test_every_variant_of_every_default(config, options, lengths):
-    check_backward(config, Problem.random((2, 2, 1, *lengths, config.d_head), config.dtype, options, with_dlse=True))
-    check_packed_backward(config, [lengths, (3, 5), lengths], options, head_dim=config.d_head - 8, spoilt=(1,))
+    """Persistent thread blocks have several tiles each."""
+    how = {"multiprocessors": 2}
+    problem = Problem.random((2, 2, 1, *lengths, config.d_head), config.dtype, options, with_dlse=True)
+    check_backward(config, problem, **how)
+    check_packed_backward(config, [lengths, (3, 5), lengths], options, head_dim=config.d_head - 8, spoilt=(1,), **how)
 
 
 @pytest.mark.slow

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from flashwright import DType
 from flashwright.kernels.family import KernelFamily, Occasion
 from flashwright.kernels.registry import families, parse_config, rejection_reason, search_space_of, tile_shapes
+from flashwright.problem.lengths import LENGTH_BUCKETS
 
 FAMILIES = families("backward")
 CASES = [(family, d_head) for family in FAMILIES for d_head in family.d_heads]
@@ -49,10 +51,11 @@ def test_what_is_kept_can_be_built_has_a_promising_part_and_the_default(family, 
     for config in kept:
         tile_shapes(config)
     assert any(family.space.is_promising(config) for config in kept)
-    default = family.default_config(Occasion(DType.BF16, d_head, False, "4096", "4096", None))
-    assert default in kept
-    assert family.space.is_promising(default)
-    assert search_space_of(default) == "default"
+    for causal, length in product((False, True), LENGTH_BUCKETS):
+        default = family.default_config(Occasion(DType.BF16, d_head, causal, length, length, None))
+        assert default in kept
+        assert family.space.is_promising(default)
+        assert search_space_of(default) == "default"
 
 
 def test_order_is_what_callers_request_and_no_search_tries_it():

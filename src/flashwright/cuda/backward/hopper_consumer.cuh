@@ -31,7 +31,7 @@
 
 constexpr int queries_per_part = cfg::B_r / shape::parts, columns_per_part = cfg::d_head / shape::parts;
 constexpr int column_tiles = queries_per_part / mma_columns; // of S and dP
-constexpr int tiles_at_once = column_tiles / 2; // whose terms fit into registers
+constexpr int tiles_at_once = shape::term_tiles; // whose terms fit into registers
 constexpr int panels_per_part = columns_per_part / panel_columns;
 
 struct Consumer {

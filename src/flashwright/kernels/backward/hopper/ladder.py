@@ -12,6 +12,10 @@ from flashwright.problem.dtypes import DType
 _TWO_WARPGROUPS = ("two consumer warpgroups: 128 keys a thread block", {"B_c": 128, "n_consumers": 2})
 _P_IN_REGISTERS = ("P and dS are operands in registers: only dQ reads dS in shared memory", {"P_in_registers": True})
 _FURTHER_AHEAD = ("three stages of Q and of dO: two steps ahead", {"Q_stages": 3, "dO_stages": 3})
+_PERSISTENT = (
+    "a thread block for each multiprocessor takes blocks of keys, one after the other",
+    {"persistent": True},
+)
 _IN_PAIRS = ("two thread blocks exchange dS: each adds half of the columns of dQ for both", {"paired": True})
 _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
     64: (
@@ -19,11 +23,13 @@ _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
         [
             ("two consumer warpgroups: 128 queries a step, 128 keys", {"B_r": 128, "B_c": 128, "n_consumers": 2}),
             _P_IN_REGISTERS,
+            _PERSISTENT,
+            ("two blocks of K and V: the next ones are copied during the steps of these", {"keys_ahead": True}),
         ],
     ),
     128: (
         {"B_r": 64, "B_c": 64, "n_consumers": 1},
-        [_TWO_WARPGROUPS, _P_IN_REGISTERS, _FURTHER_AHEAD],
+        [_TWO_WARPGROUPS, _P_IN_REGISTERS, _FURTHER_AHEAD, _PERSISTENT],
     ),
     # dK and dV of 64 keys fill the registers of two warpgroups, and the blocks the shared memory.
     256: ({"B_r": 64, "B_c": 64, "n_consumers": 2, "dO_stages": 1}, [_IN_PAIRS]),

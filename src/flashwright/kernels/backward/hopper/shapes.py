@@ -11,6 +11,8 @@ from flashwright.kernels.backward.hopper.config import WARPGROUP_ROWS, HopperBac
 WARPGROUP_THREADS = 128
 PANEL_COLUMNS = 64
 BARRIER_PAIR_BYTES = 16
+ACCUMULATOR_VALUES = 4
+"""Of a thread, in 8 columns of a product."""
 NOTE_BYTES = 16
 """Of what the producer tells the consumers of a step."""
 TILE_STAGES = 2
@@ -303,9 +305,19 @@ class HopperBackwardShapes:
 
     @property
     def finds_again(self) -> bool:
-        """Whether descriptors of K and V are found where they are used: P in shared memory leaves the loop no registers
-        to keep them, and behind the branch to a step that is left out they are not known to be the same for a warp."""
-        return not self.config.P_in_registers or self.config.skips_masked
+        """Whether descriptors of K and V are found where they are used: P in shared memory, and the places of a tile of
+        a persistent thread block, leave the loop no registers to keep them, and behind the branch to a step that is
+        left out they are not known to be the same for a warp. Where the copy engine adds dQ, there are registers."""
+        config = self.config
+        return not config.P_in_registers or config.skips_masked or (config.persistent and not config.bulk_dQ)
+
+    @property
+    def term_tiles(self) -> int:
+        """Of the tiles of 8 queries of a warpgroup's scores: those whose log-sum-exps are read before the products, and
+        whose O·dO before dP is waited for. All, if they are few and the registers of descriptors are free; or half."""
+        tiles = self.score_registers // ACCUMULATOR_VALUES
+        has_room = self.config.P_in_registers and self.config.persistent and self.finds_again
+        return tiles if has_room and tiles <= 8 else tiles // 2
 
     @property
     def P_in_registers(self) -> bool:
