@@ -38,9 +38,9 @@ from flashwright.workbench.explain import linked_pages
 from flashwright.workbench.explain.compare import compare_facts
 from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
-from flashwright.workbench.explain.facts import Phase, RegisterBudget
+from flashwright.workbench.explain.facts import Flight, Phase, RegisterBudget
 from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
-from flashwright.workbench.explain.markup import document, figure, short_form
+from flashwright.workbench.explain.markup import breakable, document, figure, short_form
 from flashwright.workbench.explain.page import config_page
 from flashwright.workbench.explain.pictures.banks import banks_picture
 from flashwright.workbench.explain.pictures.fragments import fragments_picture
@@ -106,6 +106,17 @@ def test_names_of_phases_that_would_touch_are_below_each_other():
     letters = len("S = QKᵀ" + "softmax") / 2
     assert float(second.get("x")) - float(first.get("x")) < 9 * letters  # bold letters are about that wide
     assert first.get("y") != second.get("y")
+
+
+def test_names_of_blocks_cross_no_line_between_steps():
+    timeline = explained(EAGER).timeline
+    second = timeline.step_starts[1]
+    at_the_end = Flight("K block 7", "K", second - 12, second - 8, second - 2, asynchronous=True)
+    root = ElementTree.fromstring(timeline_picture(replace(timeline, flights=(at_the_end,))))
+    (name,) = (e for e in root.iter(f"{SVG}text") if e.text == "K block 7")
+    (bar,) = (e for e in root.iter(f"{SVG}rect") if e.get("class").startswith("flight"))
+    assert name.get("text-anchor") == "end"
+    assert float(name.get("x")) < float(bar.get("x"))
 
 
 def test_the_count_at_launch_crosses_no_operand_of_warps_that_get_more_registers():
@@ -227,6 +238,28 @@ def test_a_page_links_to_those_of_its_neighbours_and_they_back(monkeypatch, tmp_
     page = neighbour.read_text("utf-8")
     assert f"<h1>{short_form(LATE)}</h1>" in page
     assert f'One knob away from <a href="index.html">{short_form(EAGER)}</a>' in page
+
+
+def test_a_page_without_a_simulation_says_why_where_its_counts_would_be():
+    facts = explained(EAGER)
+    effects = replace(
+        facts.effects,
+        instructions_per_step=None,
+        instructions_per_thousand_scores=None,
+        bank_conflicts_per_step=None,
+        conflicts_per_thousand_scores=None,
+    )
+    page = config_page(
+        replace(facts, effects=effects, simulation=None, timelines=(), simulation_problem="a block needs too much")
+    )
+    assert page.count("<p>Not simulated: a block needs too much.</p>") == 2
+    assert "Counted while" not in page
+    assert page.count("<small>not simulated</small>") == 2
+
+
+def test_lines_of_a_page_break_between_the_words_of_a_name():
+    assert breakable("Q_mma_load_K_tiles") == "Q_<wbr>mma_<wbr>load_<wbr>K_<wbr>tiles"
+    assert breakable("async+eager: O += PV & S") == "async+<wbr>eager: O += PV &amp; S"
 
 
 def test_a_rejected_config_says_so_at_the_top(page_files):

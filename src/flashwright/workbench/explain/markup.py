@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -71,6 +72,11 @@ def short_form(config: str) -> str:
     return f"<code>{escape(config).replace('+', '+<wbr>')}</code>"
 
 
+def breakable(text: str) -> str:
+    """Text whose lines may break within a name: behind an option of a config, and behind an underscore."""
+    return re.sub(r"(?<=\w)[+_](?=\w)", r"\g<0><wbr>", escape(text))
+
+
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>" if text else ""
 
@@ -110,7 +116,7 @@ def table(columns: Iterable[str], rows: Iterable[str], class_: str = "facts") ->
 def _column(name: str) -> str:
     if not name:
         return "<td></td>"
-    title = escape(name.removeprefix(NUMBERS)).replace("+", "+<wbr>")  # names of configs break between options
+    title = breakable(name.removeprefix(NUMBERS))
     return (
         f'<th scope="col" class="number">{title}</th>' if name.startswith(NUMBERS) else f'<th scope="col">{title}</th>'
     )
@@ -118,7 +124,7 @@ def _column(name: str) -> str:
 
 def row(name: str, cells: str, class_: str = "", link: str = "") -> str:
     """A table row under its own heading, which may lead somewhere."""
-    heading = f'<a href="{escape(link)}">{escape(name)}</a>' if link else escape(name)
+    heading = f'<a href="{escape(link)}">{breakable(name)}</a>' if link else breakable(name)
     return f'<tr{_class(class_)}><th scope="row">{heading}</th>{cells}</tr>'
 
 
@@ -137,4 +143,4 @@ def number(value: str, class_: str = "") -> str:
 
 def note(text: str, columns: int = 1) -> str:
     span = f' colspan="{columns}"' if columns > 1 else ""
-    return f'<td class="note"{span}>{escape(text)}</td>'
+    return f'<td class="note"{span}>{breakable(text)}</td>'

@@ -76,7 +76,7 @@ def config_page(
         "loop": (f"Instructions of the {facts.steps} loop", _loop(facts)),
         "code": ("From the source to machine code", code_panel(facts)),
         "order": (tables["order"].title, _facts_table(tables["order"]) if facts.orders else ""),
-        "simulation": (f"One {facts.steps} step of one warp", _simulation(tables["simulation"])),
+        "simulation": (f"One {facts.steps} step of one warp", _simulation(facts, tables["simulation"])),
         "run": (tables["run"].title, _run(facts, tables["run"])),
         "mma": (product_title(own.product), product(facts, config, own.product)),
         "shapes": ("Derived tile shapes", _facts_table(tables["shapes"])),
@@ -155,15 +155,21 @@ def _figures(facts: ConfigFacts) -> str:
         (
             "instructions",
             shown_or_unknown(effects.instructions_per_thousand_scores),
-            f"per 1,000 scores; {shown_or_unknown(effects.instructions_per_step)} per warp and {facts.steps} step",
+            _per_scores(facts, effects.instructions_per_step),
         ),
         (
             "bank conflicts",
             shown_or_unknown(effects.conflicts_per_thousand_scores),
-            f"per 1,000 scores; {shown_or_unknown(effects.bank_conflicts_per_step)} per warp and {facts.steps} step",
+            _per_scores(facts, effects.bank_conflicts_per_step),
         ),
     ]
     return tiles(Tile(*each) for each in figures)
+
+
+def _per_scores(facts: ConfigFacts, per_step: int | None) -> str:
+    if per_step is None:
+        return "not simulated"
+    return f"per 1,000 scores; {shown(per_step)} per warp and {facts.steps} step"
 
 
 # --- Sections --------------------------------------------------------------------------------------------------
@@ -188,9 +194,13 @@ def _chip(knob: Knob) -> str:
     return f'<span class="{class_}">{escape(knob.value)}</span>'
 
 
+def _not_simulated(facts: ConfigFacts) -> str:
+    return paragraph(f"Not simulated: {facts.simulation_problem}.")
+
+
 def _timeline(facts: ConfigFacts, texts: TimelineTexts) -> str:
     if not facts.timelines:
-        return paragraph(f"Not simulated: {facts.simulation_problem}.")
+        return _not_simulated(facts)
     return (
         paragraph(texts.introduction)
         + paragraph(" ".join(_overlap(facts, texts)))
@@ -319,7 +329,9 @@ def _bar(share: float) -> str:
     return f'<td class="bar"><span class="share" style="--share:{share:.1%}"></span></td>'
 
 
-def _simulation(counts: Section) -> str:
+def _simulation(facts: ConfigFacts, counts: Section) -> str:
+    if facts.simulation is None:
+        return _not_simulated(facts)
     return paragraph(
         "Counted while the PTX ran on the simulated GPU, in a step in the middle of the loop."
     ) + _facts_table(counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -115,12 +115,9 @@ def timeline_picture(timeline: Timeline, name: str = "timeline", *, instructions
     if timeline.flights:
         parts.append(text(_role(timeline).under_way, LEFT - 10, FLIGHT_TOP + 16, "label strong", "end"))
     for flight in timeline.flights:
-        later = [
-            other.start for other in timeline.flights if rows[other] == rows[flight] and other.start > flight.start
-        ]
-        room = _x(min(later, default=timeline.instructions), scale)
+        begin, end = _room(flight, timeline, rows)
         y = FLIGHT_TOP + rows[flight] * FLIGHT
-        parts += _flight(flight, y, scale, timeline.instructions, room)
+        parts += _flight(flight, y, scale, timeline.instructions, (_x(begin, scale), _x(end, scale)))
         parts += _arrival(flight, y, scale, timeline.instructions, lanes_top, lanes)
     for index, lane in enumerate(lanes):
         parts += _lane(lane, timeline, lanes_top + index * LANE, scale)
@@ -166,6 +163,20 @@ def _rows(timeline: Timeline) -> dict[Flight, int]:
     return row_of
 
 
+def _room(flight: Flight, timeline: Timeline, rows: Mapping[Flight, int]) -> tuple[int, int]:
+    """The instructions around a flight that its label may be written over: no other flight of its row is under way,
+    and no step begins."""
+    end = _end(flight, timeline.instructions)
+    others = [other for other in timeline.flights if rows[other] == rows[flight] and other is not flight]
+    begins = [*(other.start for other in others), *timeline.step_starts, timeline.instructions]
+    ends = [0, *(_end(other, timeline.instructions) for other in others), *timeline.step_starts]
+    return max(each for each in ends if each <= max(flight.start, 0)), min(each for each in begins if each >= end)
+
+
+def _end(flight: Flight, instructions: int) -> int:
+    return instructions if flight.end is None else min(flight.end, instructions)
+
+
 def _x(index: float, scale: float) -> float:
     return LEFT + index * scale
 
@@ -206,9 +217,9 @@ def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
         yield text(label, x + 6, 22, "label strong")
 
 
-def _flight(flight: Flight, y: float, scale: float, instructions: int, room: float) -> Iterator[str]:
-    """A bar, labelled inside, beside the frame of its start, or behind its end where there is room before the next."""
-    start, end = max(flight.start, 0), instructions if flight.end is None else min(flight.end, instructions)
+def _flight(flight: Flight, y: float, scale: float, instructions: int, room: tuple[float, float]) -> Iterator[str]:
+    """A bar, labelled inside, beside the frame of its start; or, where there is room, behind its end or before it."""
+    start, end = max(flight.start, 0), _end(flight, instructions)
     x, right = _x(start, scale), _x(end, scale)
     operand = flight.block.split()[0]
     how = "" if flight.asynchronous else " through registers"
@@ -225,8 +236,10 @@ def _flight(flight: Flight, y: float, scale: float, instructions: int, room: flo
     label = f"{before}{flight.block}{how}{after}"
     if LETTER * len(label) < right - left:
         yield text(label, left + (right - left) / 2, y + 13.5, "bar-label", "middle")
-    elif LETTER * len(label) < room - right:
+    elif LETTER * len(label) < room[1] - right:
         yield text(label, right + 4, y + 13.5, "label")
+    elif LETTER * len(label) < x - room[0]:
+        yield text(label, x - 4, y + 13.5, "label", "end")
 
 
 def _arrival(
