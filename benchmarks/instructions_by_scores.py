@@ -20,7 +20,7 @@ from flashwright.problem.dtypes import NUMPY_DTYPES
 from flashwright.workbench.bench.scores import ALL, KINDS, NORMAL, score_inputs
 
 CONFIGS = (
-    "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess",
+    "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess+first",
     "(BF16, 128, 128, 64, 4): "
     "async+eager+swizzled+load_2_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+two_stages+lazy",
 )

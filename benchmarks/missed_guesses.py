@@ -1,10 +1,12 @@
 """How many steps of the kernels have more to do than most, by kind of scores: a model.
 
     PYTHONPATH=src python benchmarks/missed_guesses.py [--keys 8192] [--rows 256] [--d-head 128] [--block-keys 128]
+        [--from-the-last]
 
 Needs PyTorch, but no GPU: the model of workbench/bench/guesses.py follows the kernels' rules in NumPy, on rows of one
-head from all over a full and a causal problem. The Hopper kernel visits `--block-keys` keys a step, the Ampere kernel
-64, with 32 rows a warp. Prints a Markdown table of the kinds that have any such steps.
+head from all over a full and a causal problem. The Hopper kernel visits `--block-keys` keys a step, the first block
+before the others unless `--from-the-last` (`first_block_leads`: off); the Ampere kernel 64, with 32 rows a
+warp. Prints a Markdown table of the kinds that have any such steps.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ AMPERE_BLOCK_KEYS, AMPERE_WARP_ROWS = 64, 32
 
 
 def followed(
-    kind: str, keys: int, rows: int, d_head: int, block_keys: int, *, causal: bool
+    kind: str, keys: int, rows: int, d_head: int, block_keys: int, *, first_leads: bool, causal: bool
 ) -> tuple[Guesses, Rescales]:
     """In warpgroups spread evenly over the rows of a head, in bf16; and in the warps of the same rows."""
     q, k, _ = (
@@ -38,7 +40,7 @@ def followed(
         if causal:
             position = np.arange(first, first + WARPGROUP_ROWS)
             scores[np.arange(keys)[None] > position[:, None]] = -np.inf
-        found.add(guesses(scores, DType.BF16, block_keys))
+        found.add(guesses(scores, DType.BF16, block_keys, first_leads=first_leads))
         rescaled.add(rescales(scores, DType.BF16, AMPERE_BLOCK_KEYS, AMPERE_WARP_ROWS))
     return found, rescaled
 
@@ -49,12 +51,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--d-head", type=int, default=128)
     parser.add_argument("--block-keys", type=int, default=128)
+    parser.add_argument("--from-the-last", action="store_true")
     arguments = parser.parse_args()
+    first_leads = not arguments.from_the_last
     sizes = (arguments.keys, arguments.rows, arguments.d_head, arguments.block_keys)
     print("| full / causal | Hopper: correct | lift | compute twice | search | Ampere: rescale O |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for kind in KINDS:
-        by_mask = [shares(*followed(kind, *sizes, causal=causal)) for causal in (False, True)]
+        by_mask = [shares(*followed(kind, *sizes, first_leads=first_leads, causal=causal)) for causal in (False, True)]
         if any(map(any, by_mask)):
             columns = (f"{full:.1%} / {causal:.1%}" for full, causal in zip(*by_mask, strict=True))
             print(f"| `{kind}` | {' | '.join(columns)} |", flush=True)

@@ -56,6 +56,7 @@ HOPPER_KNOBS = {
     "persistent": "as many thread blocks as multiprocessors, each with many tiles",
     "lazy_rescale": "rescale O only when a maximum has grown much",
     "guesses_maxima": "exponentials relative to a reference, without a search for maxima",
+    "first_block_leads": "the first block of keys before the others, which follow from the last",
 }
 OTHER_D_HEADS = (64, 256)
 

@@ -189,7 +189,7 @@ def test_tune_says_what_there_is_to_time(monkeypatch):
     assert code == 0, error
     (report,) = json.loads(out)["searches"]
     assert report["problem"]["family"] == "hopper"
-    assert report["space"]["kept"] == 42
+    assert report["space"]["kept"] == 42 + 20  # in either order of blocks
     (survivor,) = report["candidates"]["survivors"]
     assert survivor["config"].startswith("hopper (BF16, 64, ")
 

@@ -177,3 +177,28 @@ def test_windows_without_a_practical_limit_do_not_overflow(bottom_right):
     assert list(found[:2]) == [1, 0]
     (found,) = results(KEY_BLOCKS, mask, [(0, 6, 0, 6, 2, 0)])
     assert list(found) == [5, 0, 0, 0, 4]
+
+
+@pytest.mark.parametrize("kv_length", [1, 16, 17, 100])
+def test_where_the_first_block_leads_the_others_follow_from_the_last(kv_length):
+    """Of rows that attend to all keys: their steps behind the first block are all plain but that of the last block."""
+    body = """
+extern "C" __global__ void kernel(int *out, int kv_length) {
+    const Window window(0, 0, false, 1, kv_length);
+    const KeyBlocks<16, true, true> blocks(window, 0, 0);
+    const Steps steps = blocks.steps_of(window, 0, 0);
+    out[0] = steps.begin;
+    out[1] = steps.plain_begin;
+    for (int step = 0; step < blocks.count; ++step)
+        out[2 + step] = blocks.first_key(step);
+}
+"""
+    gpu = SimulatedGPU("sm_80")
+    out = gpu.to_device(np.full(20, -1, np.int32))
+    code = compile_device_code("attention/ranges.cuh", body, masks_left=False, masks_right=False)
+    gpu.load(code).launch("kernel", (1,), (1,), 0, [out, np.int32(kv_length)])
+    begin, plain_begin, *keys = gpu.to_host(out)
+    blocks = -(-kv_length // 16)
+    assert [key for key in keys if key >= 0] == [0, *(16 * block for block in range(blocks - 1, 0, -1))]
+    assert begin == 1
+    assert plain_begin == min(blocks, 1 + (kv_length % 16 > 0))

@@ -142,7 +142,9 @@ class TracedWarp:
     steps_ahead: int = 1
     """From the step in which a block's copy starts to the one that computes with it: the last steps start none."""
     last_key_first: bool = False
-    """Whether the first KV step visits the last keys."""
+    """Whether the last keys are visited before those in front of them."""
+    steps_before_cut: int = 0
+    """KV steps in front of those that an edge of a mask cuts."""
     thread_blocks: int = 1
     """That divide the steps of a tile."""
     has_masked_steps: bool = True

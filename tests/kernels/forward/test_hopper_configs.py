@@ -27,13 +27,15 @@ from flashwright.choice.problem import problem_of, standard_problems
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.forward.hopper.config import D_HEADS
 from flashwright.kernels.forward.hopper.defaults import hopper_default
+from flashwright.kernels.forward.hopper.shapes import blocks_with_care
 from flashwright.kernels.forward.hopper.space import RULES, hopper_search_space, is_promising
 from flashwright.kernels.registry import family_named, family_of
-from flashwright.problem.lengths import LONG, MEDIUM
+from flashwright.problem.lengths import LONG, LONGEST, MEDIUM
 from flashwright.workbench.tuning.candidates import check_problems, compile_candidates
 from flashwright.workbench.tuning.space import enumerate_space
 
 BEST = parse_hopper_config("hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess")
+LEADING = replace(BEST, first_block_leads=True)
 
 
 @st.composite
@@ -41,10 +43,12 @@ def configs(draw):
     """Any config, whether or not a kernel can be built from it."""
     consumers, stages = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     overlap, lazy = stages > 1 and draw(st.booleans()), draw(st.booleans())
+    guesses, B_c = overlap and lazy and draw(st.booleans()), 16 * draw(st.integers(1, 16))
+    leads = guesses and 64 * (consumers - 1) <= stages * B_c and draw(st.booleans())
     return HopperForwardKernelConfig(
-        draw(st.sampled_from(DType)), draw(st.sampled_from(D_HEADS)), 64 * consumers, 16 * draw(st.integers(1, 16)),
+        draw(st.sampled_from(DType)), draw(st.sampled_from(D_HEADS)), 64 * consumers, B_c,
         stages, overlaps_softmax=overlap, ping_pong=consumers > 1 and draw(st.booleans()),
-        persistent=draw(st.booleans()), lazy_rescale=lazy, guesses_maxima=overlap and lazy and draw(st.booleans()),
+        persistent=draw(st.booleans()), lazy_rescale=lazy, guesses_maxima=guesses, first_block_leads=leads,
     )  # fmt: skip
 
 
@@ -63,15 +67,17 @@ def test_the_names_of_a_config():
     assert str(BEST) == "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess"
     assert BEST.kernel_name() == (
         "hopper_forward_kernel<HopperForwardKernelConfig"
-        "{DType::BF16, 128, 128, 128, 2, true, true, true, true, true}>"
+        "{DType::BF16, 128, 128, 128, 2, true, true, true, true, true, false}>"
     )  # fmt: skip
+    assert str(LEADING) == f"{BEST}+first"
     plain = {"overlaps_softmax": False, "ping_pong": False, "persistent": False, "guesses_maxima": False}
     assert str(replace(BEST, kv_stages=1, **plain)) == "hopper (BF16, 128, 128, 128): stages_1+lazy"
 
 
-def test_a_name_from_before_there_were_guesses_is_that_of_a_kernel_without():
-    older = "HopperForwardKernelConfig{DType::BF16, 128, 128, 128, 2, true, true, true, true}"
-    assert parse_config(older) == replace(BEST, guesses_maxima=False)
+def test_a_name_with_fewer_fields_is_that_of_a_kernel_without_the_last_knobs():
+    older = "HopperForwardKernelConfig{DType::BF16, 128, 128, 128, 2, true, true, true, true"
+    assert parse_config(f"{older}}}") == replace(BEST, guesses_maxima=False)
+    assert parse_config(f"{older}, true}}") == BEST
 
 
 @pytest.mark.parametrize(
@@ -126,6 +132,11 @@ def test_a_text_that_names_no_config_is_refused_with_what_is_wrong(text, message
         ({"persistent": 2}, "persistent: 2 is not a truth value"),
         ({"lazy_rescale": False}, "guesses_maxima: needs overlaps_softmax and lazy_rescale"),
         ({"overlaps_softmax": False}, "guesses_maxima: needs overlaps_softmax and lazy_rescale"),
+        ({"guesses_maxima": False, "first_block_leads": True}, "first_block_leads: needs guesses_maxima"),
+        (
+            {"B_r": 192, "B_c": 48, "first_block_leads": True},
+            r"first_block_leads: needs kv_stages of at least 3; .* blocks of 48 keys .* \(B_r = 192\)",
+        ),
     ],
 )
 def test_values_that_no_kernel_has_are_refused_by_name(changes, message):
@@ -246,6 +257,15 @@ def test_warpgroups_share_out_the_registers_of_a_multiprocessor(config):
     assert shapes.producer_registers % 8 == shapes.consumer_registers % 8 == 0
 
 
+@pytest.mark.parametrize(
+    ("block_keys", "from_the_last", "behind_the_first"), [(16, 8, 7), (64, 2, 1), (80, 2, 1), (128, 1, 1), (160, 1, 1)]
+)
+def test_the_first_128_keys_that_a_row_visits_are_searched_for_maxima(block_keys, from_the_last, behind_the_first):
+    """In whole blocks; behind a first block that leads, at least one more."""
+    assert blocks_with_care(block_keys, first_leads=False) == from_the_last
+    assert blocks_with_care(block_keys, first_leads=True) == behind_the_first
+
+
 # --- The filter and the space ------------------------------------------------------------------------------------
 
 
@@ -270,6 +290,11 @@ def test_warpgroups_share_out_the_registers_of_a_multiprocessor(config):
         ({}, None),
         ({"ping_pong": False}, None),
         ({"persistent": False}, None),
+        ({"first_block_leads": True}, None),
+        (
+            {"first_block_leads": True, "persistent": False},
+            "order: first_block_leads is tried with persistent thread blocks and two stages; persistent = False with 2",
+        ),
     ],
 )  # fmt: skip
 def test_a_config_is_rejected_with_the_rule_and_its_numbers(changes, reason):
@@ -277,8 +302,12 @@ def test_a_config_is_rejected_with_the_rule_and_its_numbers(changes, reason):
     assert found is None if reason is None else re.match(reason, found), found
 
 
+SIZES = {64: 42 + 20, 96: 40 + 24, 128: 34 + 20, 192: 2 * 12 + 8, 256: 2 * 6 + 4}
+"""Configs of a dtype by d_head: from the last block of keys to the first, and with the first before them."""
+
+
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize(("d_head", "size"), [(64, 42), (96, 40), (128, 34), (192, 2 * 12), (256, 2 * 6)])
+@pytest.mark.parametrize(("d_head", "size"), SIZES.items())
 def test_the_space_is_what_the_rules_leave(dtype, d_head, size):
     """Of wide heads, everything with and without guesses."""
     space = list(hopper_search_space(dtype, d_head))
@@ -293,7 +322,7 @@ def test_the_space_is_what_the_rules_leave(dtype, d_head, size):
 
 def test_the_space_of_all_dtypes_and_head_dimensions():
     assert Counter((c.dtype, c.d_head) for c in get_hopper_configs()).keys() == {(t, d) for t in DType for d in D_HEADS}
-    assert len(get_hopper_configs()) == 2 * (42 + 40 + 34 + 2 * 12 + 2 * 6)
+    assert len(get_hopper_configs()) == 2 * sum(SIZES.values())
 
 
 @pytest.mark.parametrize("d_head", D_HEADS)
@@ -304,6 +333,18 @@ def test_the_space_holds_the_untuned_defaults(d_head, causal, long):
     default = hopper_default(Occasion(DType.FP16, d_head, causal, bucket, bucket, gpu=None))
     assert (default.dtype, default.d_head) == (DType.FP16, d_head)
     assert default in get_hopper_configs("FP16", d_head)
+
+
+@pytest.mark.parametrize("d_head", D_HEADS)
+@pytest.mark.parametrize(
+    ("causal", "keys", "leads"),
+    [(False, MEDIUM, True), (False, LONG, True), (True, MEDIUM, False), (True, LONG, True), (True, LONGEST, True)],
+)
+def test_the_first_block_leads_but_along_short_diagonals(d_head, causal, keys, leads):
+    """Whatever the rows: a prefill in chunks visits as many blocks as a whole one."""
+    for rows in (MEDIUM, LONG):
+        occasion = Occasion(DType.BF16, d_head, causal, rows, keys, gpu=None)
+        assert hopper_default(occasion).first_block_leads is leads
 
 
 @pytest.mark.parametrize(

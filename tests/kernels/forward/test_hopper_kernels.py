@@ -46,6 +46,7 @@ KNOBS = {
     "no turns": {"ping_pong": False},
     "eager rescaling": {"lazy_rescale": False},
     "guesses": {"guesses_maxima": True},
+    "guesses, first block first": {"guesses_maxima": True, "first_block_leads": True},
     "three consumers": {"B_r": 192},
     "one consumer": {"B_r": 64, "ping_pong": False},
     "two panels, BF16": {"d_head": 96, "dtype": DType.BF16},

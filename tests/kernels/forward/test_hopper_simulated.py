@@ -26,21 +26,24 @@ from flashwright.problem.reference import random_inputs, reference_forward, rela
 from flashwright.runtime.simulated import SIMULATED_MULTIPROCESSORS, ForwardSimulation, simulate_forward
 
 ALL = "stages_2+overlap+ping_pong+persistent+lazy+guess"
+FIRST = f"{ALL}+first"
 SMALL = parse_hopper_config(f"hopper (FP16, 64, 128, 32): {ALL}")
 """The fastest way to compute, with tiles that compile and simulate in a second."""
+LEADING = replace(SMALL, first_block_leads=True)
+"""The same with the first block of keys first."""
 ALIKE = 0.01
 """A scale that makes all scores nearly the same, so that no guess fails."""
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
 
 # config, (batch, q heads, kv heads, q rows, kv rows, head_dim), options
 CASES = {
-    "tails of both": (f"(FP16, 64, 128, 32): {ALL}", (1, 2, 2, 200, 77, 64), {}),
-    "one row, one key": (f"(BF16, 64, 128, 32): {ALL}", (2, 2, 2, 1, 1, 64), {}),
+    "tails of both": (f"(FP16, 64, 128, 32): {FIRST}", (1, 2, 2, 200, 77, 64), {}),
+    "one row, one key": (f"(BF16, 64, 128, 32): {FIRST}", (2, 2, 2, 1, 1, 64), {}),
     "one step in all": (f"(FP16, 64, 192, 64): {ALL}", (1, 1, 1, 200, 64, 64), {"scale": 0.3}),
     "causal, large tiles": (f"(BF16, 128, 128, 128): {ALL}", (1, 3, 3, 384, 384, 128), {"window": CAUSAL}),
-    "causal, three consumers": (f"(FP16, 64, 192, 64): {ALL}", (1, 2, 2, 400, 400, 64), {"window": CAUSAL}),
+    "causal, three consumers": (f"(FP16, 64, 192, 64): {FIRST}", (1, 2, 2, 400, 400, 64), {"window": CAUSAL}),
     "causal, more keys than rows, grouped heads": (
-        f"(BF16, 64, 128, 64): {ALL}",
+        f"(BF16, 64, 128, 64): {FIRST}",
         (1, 4, 2, 130, 300, 64),
         {"window": CAUSAL},
     ),
@@ -49,14 +52,14 @@ CASES = {
         (1, 2, 1, 300, 200, 64),
         {"window": CAUSAL_TOP_LEFT},
     ),
-    "causal, a tile without keys": (f"(FP16, 64, 128, 32): {ALL}", (2, 2, 1, 300, 100, 64), {"window": CAUSAL}),
+    "causal, a tile without keys": (f"(FP16, 64, 128, 32): {FIRST}", (2, 2, 1, 300, 100, 64), {"window": CAUSAL}),
     "causal, in sequence, one stage": (
         "(FP16, 64, 128, 32): stages_1",
         (1, 2, 2, 260, 260, 64),
         {"window": CAUSAL},
     ),
     "a window on both sides, capped, padded columns": (
-        f"(FP16, 64, 128, 32): {ALL}",
+        f"(FP16, 64, 128, 32): {FIRST}",
         (1, 2, 2, 150, 300, 40),
         {"window": Window(left=30, right=10), "softcap": 3.0},
     ),
@@ -79,7 +82,7 @@ CASES = {
     "no key for any row": (f"(FP16, 64, 128, 32): {ALL}", (1, 2, 1, 130, 64, 64), {"window": Window(right=-100)}),
     "80 columns of 96": (f"(BF16, 96, 128, 32): {ALL}", (1, 2, 1, 140, 90, 80), {"window": CAUSAL}),
     "192 columns": (f"(FP16, 192, 128, 32): {ALL}", (1, 1, 1, 130, 90, 192), {"softcap": 20.0}),
-    "multi-query, 248 columns of 256": (f"(BF16, 256, 128, 32): {ALL}", (1, 3, 1, 70, 100, 248), {"window": CAUSAL}),
+    "multi-query, 248 columns of 256": (f"(BF16, 256, 128, 32): {FIRST}", (1, 3, 1, 70, 100, 248), {"window": CAUSAL}),
 }
 
 
@@ -130,7 +133,7 @@ def test_any_packed_sequences_are_computed_apart(lengths, window, spoilt):
 @pytest.mark.parametrize(
     ("config", "options"),
     [
-        (f"(BF16, 64, 192, 48): {ALL}", {"window": CAUSAL}),
+        (f"(BF16, 64, 192, 64): {FIRST}", {"window": CAUSAL}),
         ("(FP16, 128, 128, 32): stages_1+ping_pong", {"softcap": 8.0}),
     ],
     ids=["three consumers", "in sequence, two panels"],
@@ -209,14 +212,15 @@ def test_blocks_beyond_the_window_are_not_visited():
     assert steps(Window(left=1, right=0)) == 2 + 4 + 3 + 5
 
 
-def test_along_the_diagonal_half_a_block_is_computed_where_no_row_attends_to_more():
-    """Of blocks of 128 keys, by every other warpgroup of 64 rows in its first step: half the scores, but the whole of
-    the product with V."""
-    config = replace(SMALL, B_c=128)
+@pytest.mark.parametrize(("leads", "first_block"), [(False, 64), (True, 128)], ids=["from the last", "first leads"])
+def test_along_the_diagonal_half_a_block_is_computed_where_no_row_attends_to_more(leads, first_block):
+    """Of blocks of 128 keys, by every other warpgroup of 64 rows: half the scores, but the whole of the product with V.
+    A block that leads is whole."""
+    config = replace(SMALL, B_c=128, first_block_leads=leads)
     inputs = random_inputs(config, heads=1, rows=256)
     found = simulate_forward(config, *inputs, window=CAUSAL)
     assert relative_error(found.output, reference_forward(*inputs, window=CAUSAL)[0]) < ROUNDING[DType.FP16]
-    score_keys = 64 + 128 + (64 + 128) + 2 * 128
+    score_keys = first_block + 128 + (64 + 128) + 2 * 128
     output_keys = (1 + 1 + 2 + 2) * 128
     assert found.run.counters.tensor_flops == 2 * 64 * 64 * (score_keys + output_keys)
 
@@ -274,6 +278,21 @@ def test_where_one_key_takes_all_its_value_is_the_output(dtype, knobs):
     found = simulate_forward(config, q, k, v).output[0, 0]
     assert alone.sum() > 100
     assert np.array_equal(found[alone], v[0, 0, scores.argmax(axis=1)[alone]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window", "way"),
+    [(DType.FP16, Window(), -1), (DType.BF16, CAUSAL, -1), (DType.BF16, CAUSAL, 1)],
+    ids=["falling", "falling, causal", "rising, causal"],
+)
+def test_where_the_first_block_leads_no_slope_overflows(dtype, window, way):
+    """Nor does a guess fail by much: scores change by 180 powers of two from block to block."""
+    config = replace(LEADING, dtype=dtype)
+    q, k, v = (np.array(x) for x in random_inputs(config, heads=1, rows=256))
+    q[..., 0], k[..., 0] = 32, way * (np.arange(256) // config.B_c) * 32
+    found = simulate_forward(config, q, k, v, window=window)
+    assert relative_error(found.output, reference_forward(q, k, v, window=window)[0]) < ROUNDING[dtype]
+    assert failed_guesses(found, blocks=4 * 8 if window == Window() else 2 + 4 + 6 + 8) == 0
 
 
 def failed_guesses(found: ForwardSimulation, blocks: int) -> float:

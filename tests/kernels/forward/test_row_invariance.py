@@ -21,7 +21,9 @@ CONFIGS = {
     "ampere, first key first": replace(AMPERE, reversed_kv=False, mma_row_sum=False),
     "hopper, lazy": parse_config("hopper (FP16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy"),
     "hopper": parse_config("hopper (FP16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy+guess"),
-    "hopper, bf16": parse_config("hopper (BF16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy+guess"),
+    "hopper, first block first": parse_config(
+        "hopper (BF16, 64, 128, 32): stages_2+overlap+ping_pong+persistent+lazy+guess+first"
+    ),
 }
 CAUSAL = Window(None, 0)
 ROWS = 200

@@ -12,6 +12,11 @@ from flashwright.problem.dtypes import NUMPY_DTYPES, DType
 from flashwright.workbench.bench.guesses import guesses, rescales
 
 ROWS, KEYS, D_HEAD, B_C = 128, 320, 64, 32
+FALLING = np.arange(1, KEYS // B_C + 1)[::-1]
+"""Heights of blocks: rising from the last to the first, as they are visited."""
+PEAKED = np.minimum(FALLING, FALLING[::-1])
+"""Highest in the middle: rising behind a first block that leads."""
+ORDERS = pytest.mark.parametrize(("first_leads", "rising"), [(False, FALLING), (True, PEAKED)], ids=["last", "first"])
 
 
 def scores_of(q: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -19,36 +24,51 @@ def scores_of(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return found
 
 
-def inputs(dtype: DType, spread: float, slope: float) -> tuple[np.ndarray, ...]:
-    """Scores that fall by so much a block from the first key on: they rise in the order of visiting."""
+def inputs(dtype: DType, spread: float, heights: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Scores of a height in each block."""
     generator = np.random.default_rng(3)
     q = generator.standard_normal((1, 1, ROWS, D_HEAD)) * spread
     k, v = (generator.standard_normal((1, 1, KEYS, D_HEAD)) for _ in range(2))
-    q[..., 0], k[..., 0] = 8, slope * (KEYS // B_C - np.arange(KEYS) // B_C)
+    q[..., 0], k[..., 0] = 8, np.repeat(heights, B_C)
     return tuple(x.astype(NUMPY_DTYPES[dtype]) for x in (q, k, v))
 
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16], ids=str)
-@pytest.mark.parametrize(("spread", "slope"), [(1, 0), (10, 0), (40, 0), (1, 4), (1, 30), (1, 120)])
-def test_as_many_blocks_are_computed_twice_as_the_model_says(dtype, spread, slope):
-    config = parse_config(f"hopper ({dtype.name}, 64, 128, {B_C}): stages_2+overlap+ping_pong+persistent+lazy+guess")
-    q, k, v = inputs(dtype, spread, slope)
+@pytest.mark.parametrize(
+    ("spread", "slope", "first_leads"),
+    [(1, 0, False), (10, 0, True), (40, 0, False), (1, 4, True), (1, 30, False), (1, 120, True)],
+)
+def test_as_many_blocks_are_computed_twice_as_the_model_says(dtype, spread, slope, first_leads):
+    knobs = "stages_2+overlap+ping_pong+persistent+lazy+guess" + "+first" * first_leads
+    config = parse_config(f"hopper ({dtype.name}, 64, 128, {B_C}): {knobs}")
+    q, k, v = inputs(dtype, spread, slope * (PEAKED if first_leads else FALLING))
     block_flops = 2 * 64 * B_C * D_HEAD
     once = 2 * (ROWS // 64) * (KEYS // B_C)
     twice = simulate_forward(config, q, k, v).run.counters.tensor_flops / block_flops - once
-    assert guesses(scores_of(q, k), dtype, B_C).overflowed == twice
+    assert guesses(scores_of(q, k), dtype, B_C, first_leads=first_leads).overflowed == twice
 
 
-def test_steep_scores_overflow_once_and_are_searched_from_then_on():
-    q, k, _ = inputs(DType.BF16, 1, 120)
-    found = guesses(scores_of(q, k), DType.BF16, B_C)
+@ORDERS
+def test_steep_scores_overflow_once_and_are_searched_from_then_on(first_leads, rising):
+    q, k, _ = inputs(DType.BF16, 1, 120 * rising)
+    found = guesses(scores_of(q, k), DType.BF16, B_C, first_leads=first_leads)
     assert (found.overflowed, found.lifted) == (2, 0)
     assert found.with_care == found.steps - 2
 
 
-def test_scores_that_rise_slowly_are_lifted_now_and_then():
-    q, k, _ = inputs(DType.BF16, 1, 12)
-    found = guesses(scores_of(q, k), DType.BF16, B_C)
+@pytest.mark.parametrize("slope", [12, 120, -12, -120])
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16], ids=str)
+def test_where_the_first_block_leads_scores_that_slope_one_way_are_guessed_right(dtype, slope):
+    heights = float(slope) * (np.arange(KEYS) // B_C)
+    found = guesses(np.tile(heights, (64, 1)), dtype, B_C, first_leads=True)
+    assert found.steps > 0
+    assert found.overflowed == found.lifted == found.with_care == 0
+
+
+@ORDERS
+def test_scores_that_rise_slowly_are_lifted_now_and_then(first_leads, rising):
+    q, k, _ = inputs(DType.BF16, 1, 20 * rising if first_leads else 12 * rising)
+    found = guesses(scores_of(q, k), DType.BF16, B_C, first_leads=first_leads)
     assert found.overflowed == found.with_care == 0
     assert 0 < found.lifted < found.steps
     assert found.corrected < found.steps
@@ -72,7 +92,7 @@ def test_as_many_steps_rescale_as_the_model_says(dtype):
     config = parse_config(f"({dtype.name}, 64, 64, {B_C}, 4): {options}")
     executed, rescaled = [], []
     for slope in (0, 4, 12, 40):
-        q, k, v = inputs(dtype, 1, slope)
+        q, k, v = inputs(dtype, 1, slope * FALLING)
         executed.append(simulate_forward(config, q, k, v).run.counters.executed)
         rescaled.append(rescales(scores_of(q, k), dtype, B_C, warp_rows=16).rescaled)
     assert rescaled[0] == 0 < rescaled[1] < rescaled[3]

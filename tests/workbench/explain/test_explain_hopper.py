@@ -112,7 +112,7 @@ def test_what_a_guess_is_and_what_its_absence_means_is_said():
         next(knob.meaning for knob in hopper.knobs(parse_config(config)) if knob.name == "guesses_maxima")
         for config in (HOPPER_GUESSING, HOPPER_OVERLAPPED)
     )
-    assert "after a row's first 128 keys" in guessed
+    assert "after the first 128 keys that a row visits" in guessed
     assert "lifted by a power of two" in guessed and "computes the scores again" in guessed
     assert "before it takes exponentials" in sought
 

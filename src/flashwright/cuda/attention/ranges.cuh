@@ -39,8 +39,10 @@ struct Steps {
 };
 
 // The blocks of `block_keys` keys that hold a key for any row of a block of queries, in the order in which they are
-// visited: the first block first, or last if `reversed`.
-template <int block_keys, bool reversed> struct KeyBlocks {
+// visited: the first block first, or last if `reversed`. If `first_leads`, the first block comes first and the others
+// follow it in reverse; their steps are those of `reversed`, later by one.
+template <int block_keys, bool reversed, bool first_leads = false> struct KeyBlocks {
+    static_assert(reversed || !first_leads);
     int first_block, count;
 
     DEVICE KeyBlocks(const Window &window, int first_query, int last_query) {
@@ -50,10 +52,13 @@ template <int block_keys, bool reversed> struct KeyBlocks {
 
     // The first key of the block that a step visits.
     DEVICE int first_key(int step) const {
+        if (first_leads)
+            return (first_block + (step == 0 ? 0 : count - step)) * block_keys;
         return (first_block + (reversed ? count - 1 - step : step)) * block_keys;
     }
 
     // The steps of the rows first_query … last_query of the block of queries; of none if the last is before the first.
+    // Behind the first block, if it leads.
     DEVICE Steps steps_of(const Window &window, int first_query, int last_query) const {
         const int end_block = first_block + count;
         const int keys = last_query < first_query ? 0 : window.keys_up_to_last(last_query);
@@ -62,7 +67,8 @@ template <int block_keys, bool reversed> struct KeyBlocks {
         const int plain_end = window.keys_up_to_last(first_query) / block_keys;
         Steps steps;
         if constexpr (reversed)
-            steps = {end_block - visited_end, end_block - plain_end, end_block - plain_first};
+            steps = {end_block - visited_end + first_leads, end_block - plain_end + first_leads,
+                     end_block - plain_first + first_leads};
         else
             steps = {0, plain_first - first_block, plain_end - first_block};
         steps.begin = min(steps.begin, count);

@@ -25,18 +25,20 @@ using Softmax = SoftmaxOf<cfg::guesses_maxima>::type;
 
 // The steps of a warpgroup's rows.
 struct WarpgroupSteps : Steps {
-    bool begins_with_half; // its rows attend to the first half of their first block, and to no more of it
+    int first;             // the first step with a key for its rows: `begin`, or that of a first block that leads
+    bool begins_with_half; // its rows attend to the first half of the block at `begin`, and to no more of it
     int care_end;          // the end of the steps in which a softmax that guesses takes care
 
     DEVICE WarpgroupSteps(const HopperTileWork &work, int row)
         : Steps(work.keys.steps_of(work.window, row, last_row(work, row))) {
-        // Of the row whose last key comes first, the last block with care: its first block is, so that all that need a
-        // mask on the right are.
+        // Of the row whose last key comes first, the last block with care: the block of its last key is, so that all
+        // that need a mask on the right are.
         const int last_with_care = work.window.last_key(row) / cfg::B_c - (shape::blocks_with_care - 1);
-        const int first_block = work.keys.first_block + work.keys.count - 1;
-        care_end = min(first_block - last_with_care + 1, work.keys.count);
-        const int first_block_keys = work.window.keys_up_to_last(last_row(work, row)) - work.keys.first_key(begin);
-        begins_with_half = first_block_keys <= shape::half_block;
+        const int last_block = work.keys.first_block + work.keys.count - 1;
+        care_end = min(last_block - last_with_care + 1 + shape::first_block_leads, work.keys.count);
+        const int keys = last_row(work, row) < row ? 0 : work.window.keys_up_to_last(last_row(work, row));
+        begins_with_half = keys - work.keys.first_key(begin) <= shape::half_block;
+        first = !shape::first_block_leads ? begin : keys > 0 ? 0 : work.keys.count;
     }
 
   private:
@@ -123,14 +125,14 @@ struct Consumer {
     template <bool masked, int keys = cfg::B_c> DEVICE void cap_and_mask(const HopperTileWork &work, int step) {
         scores(work).finish<masked>(scores_of<keys>(), work.q_row + row_in_tile, work.keys.first_key(step));
     }
-    // Step 0 visits the last keys: of a packed sequence, perhaps with rows of V behind them that belong to the next
-    // one. Their weights are zero, but zero times infinity is not: they are cleared. All consumers take part, and wait
-    // for each other.
-    DEVICE void clear_tail(const HopperTileWork &work, int step) {
+    // The step of the last keys: of a packed sequence, perhaps with rows of V behind them that belong to the next one.
+    // Their weights are zero, but zero times infinity is not: they are cleared. All consumers take part, and wait for
+    // each other.
+    DEVICE void clear_tail(const HopperTileWork &work, int step, const KVPlace &place) {
         const int rows = work.sequence.kv_length - work.keys.first_key(step);
-        if (variant::variable_lengths && step == 0 && rows < cfg::B_c) {
-            const Slot V = shared.V(V_place.stage);
-            V.wait_until_full(V_place.lap); // @operand V
+        if (variant::variable_lengths && rows < cfg::B_c) {
+            const Slot V = shared.V(place.stage);
+            V.wait_until_full(place.lap); // @operand V
             clear_rows<cfg::B_c, shape::panels>(V.data, rows, threadIdx.x, consumer_threads);
             fence_async_proxy();
             named_barrier_sync(barriers::V_cleared, consumer_threads);
@@ -145,9 +147,9 @@ struct Consumer {
         if (work.keys.count > 0) {
             const WarpgroupSteps steps(work, work.q_row + warpgroup * warpgroup_rows);
             Q().wait_until_full(Q_place.lap); // @operand Q
-            for (int step = 0; step < steps.begin; ++step)
+            for (int step = 0; step < steps.first; ++step)
                 skip_step(work, step);
-            if (steps.begin < work.keys.count) {
+            if (steps.first < work.keys.count) {
                 if constexpr (cfg::overlaps_softmax)
                     compute_overlapped(work, steps, softmax);
                 else
@@ -162,11 +164,17 @@ struct Consumer {
     // With a mask, or behind the last row, a warpgroup has no key in blocks that others need. It takes part in all that
     // these wait for.
     DEVICE void skip_step(const HopperTileWork &work, int step) {
+        skip_scores(work, step);
+        clear_tail(work, step, V_place);
+        skip_output();
+    }
+    DEVICE void skip_scores(const HopperTileWork &work, int step) {
         turns.wait();
         turns.pass();
         shared.K(K_place.stage).wait_until_full(K_place.lap); // @operand K
         finish_scores(step + 1 == work.keys.count);
-        clear_tail(work, step);
+    }
+    DEVICE void skip_output() {
         shared.V(V_place.stage).wait_until_full(V_place.lap); // @operand V
         finish_output();
     }
@@ -188,7 +196,7 @@ struct Consumer {
         softmax.step<first>(S, O); // @phase softmax
         round_scores();
         if constexpr (first)
-            clear_tail(work, step);
+            clear_tail(work, step, V_place);
         start_output();
         finish_output();
     }
@@ -199,16 +207,44 @@ struct Consumer {
     // Each step's softmax runs while the product O += PV of the step before does.
     DEVICE void compute_overlapped(const HopperTileWork &work, const WarpgroupSteps &steps, auto &softmax) {
         constexpr int half_block = halves_first_block ? shape::half_block : cfg::B_c;
-        if (halves_first_block && steps.begins_with_half)
-            first_step_overlapped<half_block>(work, softmax, steps.begin);
-        else
-            first_step_overlapped<cfg::B_c>(work, softmax, steps.begin);
-        clear_tail(work, steps.begin);
+        if constexpr (shape::first_block_leads) {
+            leading_steps(work, steps, softmax);
+        } else {
+            if (halves_first_block && steps.begins_with_half)
+                first_step_overlapped<half_block>(work, softmax, steps.begin);
+            else
+                first_step_overlapped<cfg::B_c>(work, softmax, steps.begin);
+            clear_tail(work, steps.begin, V_place);
+        }
         further_steps(work, steps, softmax);
         start_output();
         finish_output();
+        if (steps.begin == work.keys.count)
+            release_skipped(steps);
         if constexpr (cfg::guesses_maxima)
             softmax.rescale(O); // @phase rescale O
+    }
+
+    // The first block of keys, which leads, and those behind it that are for other rows alone. The product with the first
+    // block's V is left to the next step, as behind any other step; the V of blocks that were skipped lie behind it in the
+    // ring, and are released after it.
+    DEVICE void leading_steps(const HopperTileWork &work, const WarpgroupSteps &steps, auto &softmax) {
+        first_step_overlapped<cfg::B_c>(work, softmax, 0);
+        clear_tail(work, 0, V_place);
+        if constexpr (variant::masks_right) {
+            KVPlace place = V_place;
+            for (int step = 1; step < steps.begin; ++step) {
+                place.advance();
+                skip_scores(work, step);
+                clear_tail(work, step, place);
+            }
+        }
+    }
+    // Behind that product.
+    DEVICE void release_skipped(const WarpgroupSteps &steps) {
+        if constexpr (shape::first_block_leads && variant::masks_right)
+            for (int step = 1; step < steps.begin; ++step)
+                skip_output();
     }
 
     template <int keys> DEVICE void first_step_overlapped(const HopperTileWork &work, auto &softmax, int step) {
@@ -236,9 +272,9 @@ struct Consumer {
         round_scores();
     }
     // The scores of a step, and the output of the one before; waits for the scores.
-    DEVICE void start_products() {
+    template <int keys = cfg::B_c> DEVICE void start_products() {
         turns.wait();
-        start_scores();
+        start_scores<keys>();
         start_output();
         turns.pass();
         wgmma_wait_group<1>();
@@ -246,15 +282,16 @@ struct Consumer {
 
     // The same with a softmax that guesses; with care, or free of masks and maxima. Returns whether exponentials of any
     // row of the warpgroup overflowed without care: the scores were computed again, from the K that was kept.
-    template <bool with_care> DEVICE bool step_by_guess(const HopperTileWork &work, auto &softmax, int step) {
+    template <bool with_care, int keys = cfg::B_c>
+    DEVICE bool step_by_guess(const HopperTileWork &work, auto &softmax, int step) {
         bool overflowed = false, has_grown;
-        start_products();
-        pin_registers(S[0]);
+        start_products<keys>();
+        pin_registers(scores_of<keys>()[0]);
         if constexpr (with_care) // K is not needed again
-            finish_scores(step + 1 == work.keys.count);
-        cap_and_mask<with_care>(work, step);
+            finish_scores<keys>(step + 1 == work.keys.count);
+        cap_and_mask<with_care, keys>(work, step);
         if constexpr (with_care) {
-            has_grown = exponentiate_with_care(work, softmax, S, step); // @phase softmax
+            has_grown = exponentiate_with_care(work, softmax, scores_of<keys>(), step); // @phase softmax
         } else {
             const auto sums = softmax.exponentiate(S); // @phase softmax
             overflowed = any_of_warpgroup(softmax.overflows(sums));
@@ -280,7 +317,9 @@ struct Consumer {
         finish_output();
         if (!has_grown)
             softmax.rescale(O); // @phase rescale O
-        round_scores();
+        round_scores<keys>();
+        if constexpr (shape::first_block_leads && with_care)
+            clear_tail(work, step, V_place);
         return overflowed;
     }
     // Equal in all lanes, and known to the compiler as such: addresses that follow from it stay in shared registers.
@@ -306,18 +345,26 @@ struct Consumer {
             step_in_sequence<false, masked>(work, softmax, step);
     }
 
-    // All steps but the first; masks are only in the code of those that need one.
+    // All steps but the first, or the leading ones; masks are only in the code of those that need one.
     DEVICE void further_steps(const HopperTileWork &work, const WarpgroupSteps &steps, auto &softmax) {
-        int step = steps.begin + 1;
+        int step = steps.begin + !shape::first_block_leads;
         const int plain_end = variant::masks_left ? steps.plain_end : work.keys.count;
         if constexpr (cfg::guesses_maxima) {
             // With care at first, and again behind the last plain step or the first that overflows.
             int care_end = steps.care_end;
+            if constexpr (shape::first_block_leads && halves_first_block)
+                if (step < work.keys.count && steps.begins_with_half) {
+                    step_by_guess<true, shape::half_block>(work, softmax, step++);
+                    release_skipped(steps);
+                }
 #pragma unroll 1
             while (step < work.keys.count) {
 #pragma unroll 1
-                for (; step < care_end; ++step)
+                for (; step < care_end; ++step) {
                     step_by_guess<true>(work, softmax, step);
+                    if (step == steps.begin)
+                        release_skipped(steps);
+                }
                 bool overflowed = false;
 #pragma unroll 1
                 for (; step < plain_end && !overflowed; ++step)

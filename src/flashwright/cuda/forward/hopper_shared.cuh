@@ -5,8 +5,9 @@
 #include "ptx/memory.cuh"
 
 using HopperSchedule = Schedule<shape::listed_blocks, shape::listed_tiles>;
-// KV blocks are visited from the last to the first, so that only the first step meets an incomplete block.
-using HopperTileWork = TileWork<cfg::B_r, KeyBlocks<cfg::B_c, true>>;
+// KV blocks are visited from the last to the first, so that steps without a mask follow one another. The first block may
+// lead them: then a softmax that guesses finds references at both ends, whatever way scores slope.
+using HopperTileWork = TileWork<cfg::B_r, KeyBlocks<cfg::B_c, true, shape::first_block_leads>>;
 
 struct HopperArguments {
     const TensorMap &Q, &K, &V;

@@ -1,8 +1,8 @@
 """How often references follow the scores: a model of the softmax that guesses and of the one that rescales lazily.
 
-A warpgroup of the Hopper kernel, or a warp of the Ampere kernel, visits blocks of keys from the last to the first. The
-model follows the references and the sums of its rows, in float64, by the kernels' rules (guessing_softmax.cuh,
-softmax.cuh); it computes no output.
+A warpgroup of the Hopper kernel, or a warp of the Ampere kernel, visits blocks of keys from the last to the first; the
+first block may lead them in the Hopper kernel. The model follows the references and the sums of its rows, in float64,
+by the kernels' rules (guessing_softmax.cuh, softmax.cuh); it computes no output.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flashwright.kernels.forward.hopper import shapes
 from flashwright.kernels.forward.hopper.config import WARPGROUP_ROWS
-from flashwright.kernels.forward.hopper.shapes import KEYS_WITH_CARE
 from flashwright.problem.dtypes import DType
 
 LANES = 4
@@ -48,26 +48,27 @@ class Guesses:
         self.with_care += other.with_care
 
 
-def guesses(scores: np.ndarray, dtype: DType, block_keys: int) -> Guesses:
+def guesses(scores: np.ndarray, dtype: DType, block_keys: int, *, first_leads: bool) -> Guesses:
     """Of (rows, keys) scores in units of the exponent of 2, minus infinity where a row does not attend."""
     found = Guesses()
     for first in range(0, len(scores), WARPGROUP_ROWS):
-        found.add(_of_warpgroup(scores[first : first + WARPGROUP_ROWS], dtype, block_keys))
+        found.add(_of_warpgroup(scores[first : first + WARPGROUP_ROWS], dtype, block_keys, first_leads))
     return found
 
 
-def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int) -> Guesses:
+def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int, first_leads: bool) -> Guesses:
     rows, keys = scores.shape
     attends = np.isfinite(scores)
     last_key = np.where(attends.any(axis=1), keys - 1 - attends[:, ::-1].argmax(axis=1), -1)
-    blocks_with_care = -(-KEYS_WITH_CARE // block_keys)
+    blocks_with_care = shapes.blocks_with_care(block_keys, first_leads=first_leads)
+    from_the_last = range((keys - 1) // block_keys, -1, -1)
     reference, sums = np.full(rows, -np.inf), np.zeros((rows, LANES))
     found, overflowed = Guesses(), False
-    for block in range((keys - 1) // block_keys, -1, -1):
+    for block in (0, *from_the_last[:-1]) if first_leads else from_the_last:
         part = scores[:, block * block_keys : (block + 1) * block_keys]
         if not np.isfinite(part).any():
             continue
-        in_first_blocks = (block + blocks_with_care) * block_keys > last_key
+        in_first_blocks = (first_leads and block == 0) | ((block + blocks_with_care) * block_keys > last_key)
         exponentials = _exponentials(part, reference)
         guessed = not in_first_blocks.any()
         found.steps += guessed

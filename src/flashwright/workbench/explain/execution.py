@@ -117,7 +117,7 @@ def _enough_keys(config: KernelConfig, options: AttentionOptions, steps: int) ->
 
 
 def _steps_cut_first(config: KernelConfig, sample: Sample, keys: int, iterations: int, warp: TracedWarp) -> int:
-    """Steps of a tile of queries, from its first, that an edge of the mask cuts."""
+    """Steps of a tile of queries, from its first to the last of those that the first edge of the mask cuts."""
     visited = visited_blocks(config, sample.options, config.B_r, keys)
     if visited.plain < iterations:
         raise TooFewSteps(
@@ -125,7 +125,8 @@ def _steps_cut_first(config: KernelConfig, sample: Sample, keys: int, iterations
             f"{visited.count - visited.plain}; counts need {iterations} that none cuts: a wider window, more keys, or "
             "smaller blocks"
         )
-    return visited.cut_right if warp.last_key_first else visited.cut_left
+    cut = visited.cut_right if warp.last_key_first else visited.cut_left
+    return warp.steps_before_cut + cut if cut else 0
 
 
 def _inputs(config: KernelConfig, q_rows: int, kv_rows: int, sample: Sample) -> list[np.ndarray]:

@@ -42,6 +42,10 @@ class HopperForwardKernelConfig:
     """Take exponentials relative to a reference found in a row's first keys, without a search for maxima. Where sums
     grow large, the reference is lifted by a power of two; where exponentials overflow, the scores are computed again,
     and the rest of the tile searches."""
+    first_block_leads: bool = False
+    """Visit the first block of keys before the others, which follow from the last to the second: references come from
+    both ends of a row, so that none is overtaken by scores that rise or fall along the keys. Windows with a left edge
+    have no block that leads."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -64,6 +68,14 @@ class HopperForwardKernelConfig:
         if self.guesses_maxima and not (self.overlaps_softmax and self.lazy_rescale):
             raise ValueError(
                 "guesses_maxima: needs overlaps_softmax and lazy_rescale; a guess is that O need not be rescaled"
+            )
+        if self.first_block_leads and not self.guesses_maxima:
+            raise ValueError("first_block_leads: needs guesses_maxima; a search finds maxima in any order")
+        skipped = -(-(self.B_r - WARPGROUP_ROWS) // self.B_c)
+        if self.first_block_leads and skipped > self.kv_stages:
+            raise ValueError(
+                f"first_block_leads: needs kv_stages of at least {skipped}; along a diagonal a warpgroup skips up to "
+                f"{skipped} blocks of {self.B_c} keys behind the first, whose V it keeps (B_r = {self.B_r})"
             )
         object.__setattr__(self, "_hash", hash(self.values()))
 
@@ -107,4 +119,5 @@ OPTIONS = {
     "persistent": "persistent",
     "lazy": "lazy_rescale",
     "guess": "guesses_maxima",
+    "first": "first_block_leads",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.forward.hopper.config import HopperForwardKernelConfig
 from flashwright.kernels.forward.hopper.names import parse_hopper_config
@@ -22,7 +24,15 @@ def hopper_default(occasion: Occasion) -> HopperForwardKernelConfig:
     """What was fastest on an H200 among the first that were tried; d_head 96 and 192 are like their neighbours."""
     short = occasion.q_bucket not in (LONG, LONGEST)
     tile = (_BEST | (_SHORT_CAUSAL if occasion.causal and short else {}))[occasion.d_head]
-    return parse_hopper_config(f"hopper ({occasion.dtype.name}, {occasion.d_head}, {tile}): {_ALL}")
+    config = parse_hopper_config(f"hopper ({occasion.dtype.name}, {occasion.d_head}, {tile}): {_ALL}")
+    return replace(config, first_block_leads=_first_block_leads(occasion))
+
+
+def _first_block_leads(occasion: Occasion) -> bool:
+    """Where it costs little of its price on scores that no order matters to: one more step a tile that searches for
+    maxima, and along a diagonal steps that other warpgroups skip. On an H200, in bf16, scores that fall fast along the
+    keys gain 11% to 32%, normal ones lose 3% at most with all of 512 keys, but 5% to 17% along the diagonal of 512."""
+    return not occasion.causal or occasion.kv_bucket in (LONG, LONGEST)
 
 
 def suits_hopper(occasion: Occasion) -> bool:

@@ -41,6 +41,7 @@ from flashwright.kernels.forward.hopper.shapes import (
     TILE_STAGES,
     WARPGROUP_THREADS,
     HopperTileShapes,
+    blocks_with_care,
 )
 
 KEYS_STEP = 32
@@ -66,10 +67,17 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "lanes exchange maxima and O is rescaled in every step",
     ),
     "guesses_maxima": (
-        f"after a row's first {KEYS_WITH_CARE} keys, steps without a mask take exponentials relative to the reference "
-        "found there, and search for no maximum; if their sums are large, the reference is lifted by a power of two; "
-        "if they overflow, the warpgroup computes the scores again, and searches in the rest of its tile",
+        f"after the first {KEYS_WITH_CARE} keys that a row visits, steps without a mask take exponentials relative to "
+        "the reference found there, and search for no maximum; if their sums are large, the reference is lifted by a "
+        "power of two; if they overflow, the warpgroup computes the scores again, and searches in the rest of its tile",
         "every step searches for its largest scores before it takes exponentials",
+    ),
+    "first_block_leads": (
+        "the first block of keys is visited before the others, which follow from the last to the second: references "
+        "come from both ends of a row, and scores that fall along the keys overflow them as little as those that rise. "
+        "With a left edge of a window: no block leads",
+        "blocks of keys are visited from the last to the first; where maxima are guessed, scores that fall fast along "
+        "the keys overflow a reference from a row's end, and the rest of the tile searches",
     ),
 }
 _SIZES = ("B_r", "B_c", "kv_stages")
@@ -251,9 +259,10 @@ def warps(config: HopperForwardKernelConfig) -> tuple[TracedWarp, ...]:
     overlap no product to overlap with. A kernel that guesses has a loop of steps with care too, in front of the one
     that votes."""
     loop_kinds: tuple[str, ...] = ("MMA", "EXPONENTIAL")
+    leads = config.first_block_leads
     steps_before_loop = 1
     if config.guesses_maxima:
-        loop_kinds, steps_before_loop = (*loop_kinds, "VOTE"), HopperTileShapes(config).blocks_with_care
+        loop_kinds, steps_before_loop = (*loop_kinds, "VOTE"), leads + blocks_with_care(config.B_c, first_leads=leads)
     consumers = (
         TracedWarp(
             WARPS_PER_WARPGROUP * index,
@@ -262,11 +271,15 @@ def warps(config: HopperForwardKernelConfig) -> tuple[TracedWarp, ...]:
             loop_kinds,
             steps_before_loop,
             last_key_first=True,
+            steps_before_cut=int(leads),
             has_masked_steps=False,
         )
         for index in range(config.n_consumers)
     )
-    producer = TracedWarp(config.n_warps, "producer", PRODUCER, ("COPY",), steps_before_loop=1, last_key_first=True)
+    producer = TracedWarp(
+        config.n_warps, "producer", PRODUCER, ("COPY",), steps_before_loop=1, last_key_first=True,
+        steps_before_cut=int(leads),
+    )  # fmt: skip
     return (*consumers, producer)
 
 

@@ -30,7 +30,7 @@ def parse_hopper_config(text: str) -> HopperForwardKernelConfig:
         )
     raise ValueError(
         f"{text!r} names no Hopper kernel; expected a short form such as "
-        "'hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess' "
+        "'hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy+guess+first' "
         f"or a C++ name containing 'HopperForwardKernelConfig{{…}}', mangled or not"
         f"{nearest_hint(text.strip(), _known_short_forms())}"
     )

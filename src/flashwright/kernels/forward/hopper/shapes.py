@@ -17,7 +17,14 @@ TILE_STAGES = 2
 TILE_BYTES = 16
 """Of an announcement."""
 KEYS_WITH_CARE = 128
-"""Of each row, from its last key on: a softmax that guesses finds its reference among them."""
+"""Of each row: a softmax that guesses finds its reference among them."""
+
+
+def blocks_with_care(block_keys: int, *, first_leads: bool) -> int:
+    """Of each row, the blocks from its last key on that a softmax that guesses searches for maxima. A first block that
+    leads is one more, and always searched."""
+    blocks = -(-KEYS_WITH_CARE // block_keys)
+    return max(1, blocks - 1) if first_leads else blocks
 
 
 class HopperTileShapes:
@@ -45,11 +52,6 @@ class HopperTileShapes:
     def half_block(self) -> int:
         """Keys of about half a block, in whole steps of the product that sums over them."""
         return -(-self.config.B_c // 2 // 16) * 16
-
-    @property
-    def blocks_with_care(self) -> int:
-        """Of each row, the first blocks that a softmax that guesses searches for maxima."""
-        return -(-KEYS_WITH_CARE // self.config.B_c)
 
     @property
     def Q_bytes(self) -> int:

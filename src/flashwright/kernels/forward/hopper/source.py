@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from flashwright.kernels.forward.hopper.config import HopperForwardKernelConfig
 from flashwright.kernels.forward.hopper.schedule import MAX_LISTED_BLOCKS, MAX_LISTED_TILES
-from flashwright.kernels.forward.hopper.shapes import TILE_STAGES, HopperTileShapes
+from flashwright.kernels.forward.hopper.shapes import TILE_STAGES, HopperTileShapes, blocks_with_care
 from flashwright.kernels.source import (
     SPECIALISATION_HEADER,
     Constant,
@@ -22,6 +22,8 @@ from flashwright.problem.variant import PLAIN, AttentionVariant
 def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVariant = PLAIN) -> KernelSource:
     """The forward kernel of a config; raises `ValueError` for a config no kernel can be built from."""
     shapes = HopperTileShapes(config)
+    # A window's left edge moves with the row: a tile's first block is the first of few of its rows.
+    first_leads = config.first_block_leads and not variant.masks_left
     constants: dict[str, dict[str, Constant]] = {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
         | {"n_consumers": config.n_consumers},
@@ -32,7 +34,6 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
                 "panels",
                 "half_block",
                 "halves_first_block",
-                "blocks_with_care",
                 "spreads_chains",
                 "Q_stages",
                 "Q_bytes",
@@ -49,6 +50,8 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
             )
         }
         | {
+            "first_block_leads": first_leads,
+            "blocks_with_care": blocks_with_care(config.B_c, first_leads=first_leads),
             "Q_offset": 0,
             "tile_stages": TILE_STAGES,
             "listed_blocks": MAX_LISTED_BLOCKS,

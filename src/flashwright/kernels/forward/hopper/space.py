@@ -11,7 +11,7 @@ from flashwright.kernels.forward.hopper.config import D_HEADS, HopperForwardKern
 from flashwright.kernels.forward.hopper.shapes import HopperTileShapes
 from flashwright.problem.dtypes import DType
 
-RULES = ("shared memory", "registers", "consumers", "overlap", "lazy", "guess", "step", "stages", "grid")
+RULES = ("shared memory", "registers", "consumers", "overlap", "lazy", "guess", "step", "stages", "grid", "order")
 """The first that a config breaks rejects it."""
 
 _B_R = (64, 128, 192)
@@ -76,21 +76,28 @@ def _is_redundant(config: HopperForwardKernelConfig, shapes: HopperTileShapes) -
             "grid: thread blocks of one tile each are tried with ping_pong and two stages; "
             f"ping_pong = {config.ping_pong} with {config.kv_stages} stages is tried with persistent ones"
         )
+    if config.first_block_leads and not (config.persistent and config.kv_stages == 2):
+        return (
+            "order: first_block_leads is tried with persistent thread blocks and two stages; "
+            f"persistent = {config.persistent} with {config.kv_stages} stages is tried without"
+        )
     return None
 
 
 def hopper_search_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperForwardKernelConfig, str | None]]:
     """Every combination of the knobs' values that is a config, with why it is not worth timing, or None if it is."""
     flags = (False, True)
-    for B_r, B_c, stages, overlap, ping_pong, persistent, lazy, guess in product(
-        _B_R, _B_C, _STAGES, flags, flags, flags, flags, flags
+    for B_r, B_c, stages, overlap, ping_pong, persistent, lazy, guess, first_leads in product(
+        _B_R, _B_C, _STAGES, flags, flags, flags, flags, flags, flags
     ):
         if (overlap and stages == 1) or (ping_pong and B_r == _B_R[0]) or (guess and not (overlap and lazy)):
             continue  # not a config
+        if first_leads and not guess:
+            continue  # nor is this
         config = HopperForwardKernelConfig(
             dtype, d_head, B_r, B_c, stages,
             overlaps_softmax=overlap, ping_pong=ping_pong, persistent=persistent, lazy_rescale=lazy,
-            guesses_maxima=guess,
+            guesses_maxima=guess, first_block_leads=first_leads,
         )  # fmt: skip
         yield config, hopper_rejection_reason(config)
 
