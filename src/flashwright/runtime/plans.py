@@ -37,7 +37,9 @@ from flashwright.runtime.parameters import WORD_BYTES, Parameters, kind_of_map, 
 from flashwright.runtime.tensor_maps import WORDS, RowsWord, map_template, placed_rows, words_of_rows
 from flashwright.runtime.tensors import (
     VECTOR_MASK,
+    Allocate,
     Packed,
+    allocator,
     device_tensor,
     empty_output,
     in_vectors,
@@ -190,7 +192,9 @@ class CallKind:
         if plan is None:
             config = self._choose(head_dim, q_length, kv_length)
             launch = self._launch(config, q, k, v, out, packed, lse_strides)
-            plan = self._plans[key] = Plan(self, config, launch, bucket_bounds(q_length), bucket_bounds(kv_length))
+            plan = self._plans[key] = Plan(
+                self, config, launch, bucket_bounds(q_length), bucket_bounds(kv_length), allocator(q.device.type)
+            )
         return plan
 
     def _launch(
@@ -219,7 +223,13 @@ class Plan:
     """A kernel on a GPU with the parameters of one launch, from which those of others are made."""
 
     def __init__(
-        self, kind: CallKind, config: KernelConfig, launch: ForwardLaunch, rows: tuple[int, int], keys: tuple[int, int]
+        self,
+        kind: CallKind,
+        config: KernelConfig,
+        launch: ForwardLaunch,
+        rows: tuple[int, int],
+        keys: tuple[int, int],
+        allocate: Allocate,
     ) -> None:
         """`rows`, `keys`: the least and the most that the config was chosen for."""
         self.kind = kind
@@ -233,6 +243,7 @@ class Plan:
         self.launch = self.kernel.launch
         self.rules = family_of(config).launch_rules
         self.row_stride = self.rules.row_stride(config)
+        self.allocate = allocate
         self.least_rows, self.most_rows = rows
         self.least_keys, self.most_keys = keys
         self.multiprocessors = multiprocessors(kind.device_index)
@@ -398,6 +409,11 @@ class Arrangement:
         """Queues the launch on the current stream; returns the output and, if it is computed, the log-sum-exp."""
         plan = self.plan
         torch = plan.torch
+        index = plan.device_index
+        # What torch.cuda.current_device() gives, without asking whether CUDA is initialised.
+        if index != torch._C._cuda_getDevice():
+            with torch.cuda.device(index):
+                return self.run(q, k, v, out, starts, packed, lse)
         if self.runs < BALANCED:
             self.runs += 1
             if self.runs == BALANCED:  # lengths that come again
@@ -427,20 +443,14 @@ class Arrangement:
         words[plan.o] = o_address
         if plan.returns_lse:
             if lse is None:
-                batch, heads, rows, _ = q.shape  # PyTorch takes numbers faster than a shape
-                lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
+                batch, heads, _, _ = self.sizes
+                rows = self.q_rows
+                lse = plan.allocate((batch, heads, rows), (heads * rows, rows, 1), torch.float32)
             words[plan.lse] = lse.data_ptr()
         if starts is not None:
             words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
-        index = plan.device_index
-        # What torch.cuda.current_stream(index).cuda_stream and torch.cuda.current_device() give, without building a
-        # Stream object and without asking whether CUDA is initialised.
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        if index == torch._C._cuda_getDevice():
-            plan.launch(self.grid, parameters.address, stream)
-        else:
-            with torch.cuda.device(index):
-                plan.launch(self.grid, parameters.address, stream)
+        # What torch.cuda.current_stream(index).cuda_stream gives, without building a Stream object.
+        plan.launch(self.grid, parameters.address, torch._C._cuda_getCurrentRawStream(index))
         plan.spare.append(parameters)
         return out, lse
 
