@@ -10,7 +10,8 @@ kernel: the floor for any that is written in Python.
 
 The second table is of calls whose lengths change every time, in a process that has the kernel: lengths that no call had
 before, the same a second time (where a schedule of tiles may be improved), and again (a plan hit); beside PyTorch's
-SDPA on the same tensors. Decoding has one query row and growing keys of a cache; prefill has as many rows as keys.
+SDPA on the same tensors. It comes first: the tensors of a call are in the host's caches, as those that a program has
+just made. Decoding has one query row and growing keys of a cache; prefill has as many rows as keys.
 Where transformers is installed, decoding is timed as its models call it, too, with four heads for each of the cache's.
 """
 
@@ -220,11 +221,9 @@ def measured(of: Lengths, repeats: int) -> LengthCosts:
     rounds = []
     for number in range(min(repeats, most)):
         part = views[number * LENGTHS_PER_REPEAT : (number + 1) * LENGTHS_PER_REPEAT]
-        rounds.append([us_per_call(call, part) for call in (of.ours, of.ours, of.ours, of.pytorchs)])
-    columns = (
-        *zip(*rounds, strict=True),
-        *zip(*((new / hit, new / sdpa) for new, _, hit, sdpa in rounds), strict=True),
-    )
+        sdpa, new, second, hit = (us_per_call(call, part) for call in (of.pytorchs, of.ours, of.ours, of.ours))
+        rounds.append((new, second, hit, sdpa, new / hit, new / sdpa))
+    columns = zip(*rounds, strict=True)
     return LengthCosts(of.family, of.problem, *map(statistics.median, columns))
 
 

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import flashwright.operators.torch_ops  # noqa: F401 (registers the operators)
 from flashwright.attention import attention
 from flashwright.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
 from flashwright.integrations.sdpa import scaled_dot_product_attention

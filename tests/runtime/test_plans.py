@@ -41,19 +41,41 @@ def test_growing_keys_load_one_kernel(gpu, config):
     assert len({(kernel.config, kernel.variant) for kernel in gpu.kernels}) == 1
 
 
-def test_a_schedule_is_dealt_when_lengths_come_again(gpu, monkeypatch):
+@pytest.mark.parametrize(("rows", "at_second_call"), [(300, 1), (256, 0)], ids=["6 tiles", "4 tiles"])
+def test_a_schedule_is_dealt_when_lengths_come_again_unless_there_is_a_thread_block_for_each_tile(
+    gpu, monkeypatch, rows, at_second_call
+):
     dealt = []
     family = family_of(HOPPER)
     rules = replace(family.launch_rules, schedule=lambda *a: dealt.append(a) or family.launch_rules.schedule(*a))
     monkeypatch.setattr("flashwright.runtime.plans.family_of", lambda config: replace(family, launch_rules=rules))
     kind = gpu.kind(AttentionOptions(Window(None, 0)), lambda *sizes: HOPPER)
-    tensors = [laid_out("heads first", 1, 2, 300) for _ in range(3)]
+    tensors = [laid_out("heads first", 1, 2, rows) for _ in range(3)]
     kind.run(*tensors)
     dealt.clear()
     kind.run(*tensors)
-    assert len(dealt) == 1
+    assert len(dealt) == at_second_call
     kind.run(*tensors)
-    assert len(dealt) == 1
+    assert len(dealt) == at_second_call
+    kind.run(*(laid_out("heads first", 1, 2, rows - 1) for _ in range(3)))  # as many tiles
+    assert len(dealt) == at_second_call
+
+
+@pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
+def test_lengths_near_others_are_left_to_the_whole_checks_where_they_are_empty_or_too_many(gpu, config):
+    kind = gpu.kind(AttentionOptions(), lambda *sizes: config)
+    cache = laid_out("heads first", 3, 2, 600)
+    kind.run(*(cache[:, :, :500],) * 3)
+
+    def arranged(q: Any, k: Any) -> Any:
+        return kind.arrange((q.shape, q.stride(), k.shape, k.stride(), k.shape, k.stride()), q, k, k, q)
+
+    assert arranged(cache[:, :, :501], cache[:, :, :501]) is not None
+    for q, k in ((cache[:0], cache[:0]), (cache[:, :, :0], cache), (cache, cache[:, :, :0])):
+        assert arranged(q, k) is None
+    many = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16).expand(2**31, 2, 70, 64)
+    with pytest.raises(ValueError, match=r"tiles of .* rows; allowed: up to 2147483647"):
+        arranged(many, many)
 
 
 def test_a_kernel_for_one_row_stride_refuses_others(gpu):

@@ -66,26 +66,26 @@ class FakeGPU:
 
         self.kernels: list[RecordingKernel] = []
         self.allocated: list[Any] = []
-        """What `torch.empty` gave, in its order."""
+        """Memory for backwards to work in."""
         templates = cache(lambda kind: MapTemplate(kind, scattered))
         for module in (plans, backward_plans):
             monkeypatch.setattr(module, "loaded_kernel", self._load)
             monkeypatch.setattr(module, "multiprocessors", lambda index: MULTIPROCESSORS)
             monkeypatch.setattr(module, "map_template", templates)
         monkeypatch.setattr(tensor_maps, "encoded_words", scattered)
+        monkeypatch.setattr(backward_plans, "allocator", lambda device_type: self._allocate)
         self.torch = SimpleNamespace(
             empty_like=torch.empty_like,
-            empty=self._empty,
             float32=torch.float32,
             uint8=torch.uint8,
             _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 0, _cuda_getDevice=lambda: 0),
             cuda=SimpleNamespace(device=lambda index: contextlib.nullcontext()),
         )
 
-    def _empty(self, *shape: Any, **options: Any) -> Any:
+    def _allocate(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
         import torch
 
-        self.allocated.append(torch.empty(*shape, **options))
+        self.allocated.append(torch.empty_strided(shape, strides, dtype=dtype))
         return self.allocated[-1]
 
     def _load(self, config: Any, variant: Any, device_index: int, companion: str | None = None) -> RecordingKernel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -95,13 +96,21 @@ class SimulatingGPU:
         """Otherwise launches are counted, and what they would write is undefined."""
         self.launches: list[tuple[str, str | None]] = []
         """(family, companion) of each, in their order."""
+        self.current_device: int | None = 0
+        """None is that of CPU tensors, which stand in for a GPU's."""
         for module in (plans, backward_plans, decode_plans):
             monkeypatch.setattr(module, "loaded_kernel", self._load)
             monkeypatch.setattr(module, "multiprocessors", lambda index: MULTIPROCESSORS)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.current_device, raising=False)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "device", self._device)
+
+    @contextlib.contextmanager
+    def _device(self, index: int | None) -> Iterator[None]:
+        before, self.current_device = self.current_device, index
+        yield
+        self.current_device = before
 
     def _load(self, config: Any, variant: Any, device_index: int, companion: str | None = None) -> SimulatingKernel:
         return SimulatingKernel(self, config, variant, companion)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
 from flashwright.runtime.backward import run_backward
 from flashwright.runtime.backward_plans import BackwardKind
-from flashwright.runtime.tensors import with_vector_rows
+from flashwright.runtime.tensors import allocator_like, with_vector_rows
 
 
 class Differentiable(Protocol):
@@ -139,6 +140,10 @@ class RecordedKind:
     def run(self, q: Tensor, k: Tensor, v: Tensor, with_lse: bool) -> Any:
         """The output, or it and the log-sum-exp, with gradients; None for tensors that are empty, and for values of a
         head dimension of their own. Raises `ValueError` for what is not attention's."""
+        index = self._forward.device_index
+        if index != torch._C._cuda_getDevice():
+            with torch.cuda.device(index):
+                return self.run(q, k, v, with_lse)
         layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
         call = self._calls.get(layout) or self._new_call(layout, q, k, v)
         if call is None:
@@ -147,26 +152,30 @@ class RecordedKind:
 
     def _new_call(self, layout: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> RecordedCall | None:
         kind = self._forward
-        arrangement = kind.arrangements.get(layout) or kind.arrange(layout, q, k, v, kind.torch.empty_like(q))
+        out = kind.torch.empty_like(q)
+        arrangement = kind.arrangements.get(layout) or kind.arrange(layout, q, k, v, out)
         if arrangement is None:
             return None
         if len(self._calls) >= kind.MOST_ARRANGEMENTS:
             self._calls.clear()
-        call = self._calls[layout] = RecordedCall(arrangement, self._usual, self._ordered)
+        call = self._calls[layout] = RecordedCall(arrangement, allocator_like(out), self._usual, self._ordered)
         return call
 
 
 class RecordedCall:
     """A call on tensors of one layout, and its backward, whatever the layout of the gradient it is given."""
 
-    __slots__ = ("_arrangement", "_ordered", "_usual")
+    __slots__ = ("_arrangement", "_new_output", "_ordered", "_usual")
 
-    def __init__(self, arrangement: Any, usual: BackwardKind, ordered: BackwardKind) -> None:
-        """`ordered` computes gradients where PyTorch is told to be deterministic."""
-        self._arrangement, self._usual, self._ordered = arrangement, usual, ordered
+    def __init__(
+        self, arrangement: Any, new_output: Callable[[], Tensor], usual: BackwardKind, ordered: BackwardKind
+    ) -> None:
+        """`new_output` allocates on the current GPU, which is the tensors' own. `ordered` computes gradients where
+        PyTorch is told to be deterministic."""
+        self._arrangement, self._new_output, self._usual, self._ordered = arrangement, new_output, usual, ordered
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *starts: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = self._arrangement.run(q, k, v, torch.empty_like(q))
+        found: tuple[Tensor, Tensor] = self._arrangement.run(q, k, v, self._new_output())
         return found
 
     def backward(

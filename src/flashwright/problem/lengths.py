@@ -17,6 +17,12 @@ def length_bucket(length: int) -> str:
     return LONG if length <= 4096 else LONGEST
 
 
+def bucket_bounds(length: int) -> tuple[int, int]:
+    """The least and the greatest length in a length's bucket."""
+    least, _, most = length_bucket(length).partition("-")
+    return int(least), int(most or MAX_LENGTH)
+
+
 PACKED_ROWS = (16, 32, 64, 128)
 """What tiles of packed rows hold: one config serves those that fill the same tile."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashwright.hardware.units import VECTOR_BYTES
@@ -24,13 +25,23 @@ from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.loaded import loaded_kernel
 from flashwright.runtime.parameters import SOME_ADDRESS, WORD_BYTES, Parameters, kind_of_map, words_of
 from flashwright.runtime.tensor_maps import WORDS, map_template
-from flashwright.runtime.tensors import Packed, device_tensor, empty_output, in_vectors, with_vector_rows
+from flashwright.runtime.tensors import (
+    Packed,
+    allocator,
+    allocator_like,
+    device_tensor,
+    empty_output,
+    in_vectors,
+    with_vector_rows,
+)
 
 if TYPE_CHECKING:
     import torch
 
 Choose = Callable[[int, int, int], KernelConfig]
 """The config for a head dimension and the lengths of queries and keys; the same within a bucket of lengths."""
+Inputs = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"]
+"""q, k, v, the output and its gradient."""
 Gradients = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 """Of q, k and v."""
 Starts = tuple["torch.Tensor", "torch.Tensor"]
@@ -93,21 +104,20 @@ class BackwardKind:
             q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), out.shape, out.stride(), do.shape,
             do.stride(), packed,
         )  # fmt: skip
-        if gradients is None:
-            gradients = (self.torch.empty_like(q), self.torch.empty_like(k), self.torch.empty_like(v))
-        else:
+        if gradients is not None:
             layout = (*layout, *(x.stride() for x in gradients))
-        tensors = (q, k, v, out, do, *gradients)
-        arrangement = self.arrangements.get(layout) or self._arrange(layout, tensors, packed)
-        return arrangement.run(tensors, lse, dlse, starts, packed)
+        inputs = (q, k, v, out, do)
+        arrangement = self.arrangements.get(layout) or self._arrange(layout, inputs, gradients, packed)
+        return arrangement.run(inputs, gradients, lse, dlse, starts, packed)
 
     def _arrange(
-        self, layout: tuple[Any, ...], tensors: Sequence[torch.Tensor], packed: Packed | None
+        self, layout: tuple[Any, ...], inputs: Inputs, gradients: Gradients | None, packed: Packed | None
     ) -> BackwardArrangement | BackwardCopiesFirst:
         """For tensors of a new layout, everything checked. Raises `ValueError` for what is not attention's."""
         if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
             self.arrangements.clear()
-        check_shapes(*(x.shape for x in tensors[:3]))
+        check_shapes(*(x.shape for x in inputs[:3]))
+        tensors = (*inputs, *(gradients or self.gradients_like(inputs)))
         found: BackwardArrangement | BackwardCopiesFirst
         if all(in_vectors(x) for x in tensors):
             found = self._arranged(tensors, packed)
@@ -115,6 +125,11 @@ class BackwardKind:
             found = BackwardCopiesFirst(self)
         self.arrangements[layout] = found
         return found
+
+    def gradients_like(self, inputs: Inputs) -> Gradients:
+        """Room for the gradients of q, k and v, laid out as they are."""
+        q, k, v, _, _ = inputs
+        return self.torch.empty_like(q), self.torch.empty_like(k), self.torch.empty_like(v)
 
     def _arranged(self, tensors: Sequence[torch.Tensor], packed: Packed | None) -> BackwardArrangement:
         config = self._config(tensors[0], tensors[1], packed)
@@ -138,7 +153,7 @@ class BackwardKind:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = BackwardPlan(self, config, launch)
-        return BackwardArrangement(plan, launch, scratch_for(config, views[0], views[1], sequences))
+        return BackwardArrangement(plan, launch, scratch_for(config, views[0], views[1], sequences), tensors)
 
     def _config(self, q: torch.Tensor, k: torch.Tensor, packed: Packed | None) -> KernelConfig:
         head_dim, q_length, kv_length = q.shape[3], q.shape[2], k.shape[2]
@@ -176,12 +191,16 @@ class BackwardPlan:
 class BackwardArrangement:
     """A plan's parameters for tensors of certain shapes and strides, addresses apart."""
 
-    __slots__ = ("address_places", "grid", "plan", "rows_grid", "scratch", "scratch_places", "words")
+    __slots__ = ("address_places", "allocators", "grid", "plan", "rows_grid", "scratch_places", "words")
 
-    def __init__(self, plan: BackwardPlan, launch: BackwardLaunch, scratch: Scratch) -> None:
+    def __init__(
+        self, plan: BackwardPlan, launch: BackwardLaunch, scratch: Scratch, tensors: Sequence[torch.Tensor]
+    ) -> None:
         self.plan = plan
         self.grid, self.rows_grid = launch.grid, launch.rows_grid
-        self.scratch = scratch.total
+        _, _, _, _, _, dq, dk, dv = tensors
+        working_memory = partial(allocator(dq.device.type), (scratch.total,), (1,), plan.torch.uint8)
+        self.allocators = (allocator_like(dq), allocator_like(dk), allocator_like(dv), working_memory)
         self.scratch_places = tuple(
             (plan.arguments + word, getattr(scratch, name))
             for word, name in zip(_SCRATCH_WORDS, Scratch.PLACES, strict=True)
@@ -199,19 +218,28 @@ class BackwardArrangement:
 
     def run(
         self,
-        tensors: Sequence[torch.Tensor],
+        inputs: Inputs,
+        gradients: Gradients | None,
         lse: torch.Tensor,
         dlse: torch.Tensor | None,
         starts: Starts | None,
         packed: Packed | None,
     ) -> Gradients:
-        """Queues the launches on the current stream; returns the last three of the tensors."""
+        """Queues the launches on the current stream; returns the gradients, in room that is given or allocated."""
         plan = self.plan
         torch = plan.torch
-        q, k, v, out, do, dq, dk, dv = addresses = [x.data_ptr() for x in tensors]
+        index = plan.device_index
+        if index != torch._C._cuda_getDevice():
+            with torch.cuda.device(index):
+                return self.run(inputs, gradients, lse, dlse, starts, packed)
+        new_dq, new_dk, new_dv, working_memory = self.allocators
+        if gradients is None:
+            gradients = new_dq(), new_dk(), new_dv()
+        addresses = [x.data_ptr() for x in (*inputs, *gradients)]
+        q, k, v, out, do, dq, dk, dv = addresses
         if (q | k | v | out | do | dq | dk | dv) % VECTOR_BYTES:
-            return BackwardCopiesFirst(plan.kind).run(tensors, lse, dlse, starts, packed)
-        scratch = torch.empty(self.scratch, dtype=torch.uint8, device=lse.device)
+            return BackwardCopiesFirst(plan.kind).run(inputs, gradients, lse, dlse, starts, packed)
+        scratch = working_memory()
         try:
             parameters = plan.spare.pop()
         except IndexError:
@@ -228,22 +256,14 @@ class BackwardArrangement:
             words[plan.dlse] = dlse.data_ptr()
         if starts is not None:
             words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
-        index = plan.device_index
         stream = torch._C._cuda_getCurrentRawStream(index)
-        if index == torch._C._cuda_getDevice():
-            self._launch(parameters.address, stream)
-        else:
-            with torch.cuda.device(index):
-                self._launch(parameters.address, stream)
-        plan.spare.append(parameters)
-        return tensors[5], tensors[6], tensors[7]
-
-    def _launch(self, parameters: int, stream: int) -> None:
-        plan = self.plan
-        arguments = parameters + plan.arguments_address
+        all_parameters = parameters.address
+        arguments = all_parameters + plan.arguments_address
         plan.rows.launch(self.rows_grid, arguments, stream)
-        plan.own.launch(self.grid, parameters, stream)
+        plan.own.launch(self.grid, all_parameters, stream)
         plan.dq.launch(self.rows_grid, arguments, stream)
+        plan.spare.append(parameters)
+        return gradients
 
 
 class BackwardCopiesFirst:
@@ -254,17 +274,17 @@ class BackwardCopiesFirst:
 
     def run(
         self,
-        tensors: Sequence[torch.Tensor],
+        inputs: Inputs,
+        gradients: Gradients | None,
         lse: torch.Tensor,
         dlse: torch.Tensor | None,
         starts: Starts | None,
         packed: Packed | None,
     ) -> Gradients:
         """Copies what must be copied. Room for gradients that is laid out as q, k and v is replaced if need be."""
-        q, k, v, *_ = tensors
         dq, dk, dv = (
             gradient if in_vectors(gradient) else empty_output(x)
-            for gradient, x in zip(tensors[5:], (q, k, v), strict=True)
+            for gradient, x in zip(gradients or self._kind.gradients_like(inputs), inputs[:3], strict=True)
         )
-        q, k, v, out, do = (with_vector_rows(x) for x in tensors[:5])
+        q, k, v, out, do = (with_vector_rows(x) for x in inputs)
         return self._kind.run(do, q, k, v, out, lse, dlse, starts, packed, (dq, dk, dv))

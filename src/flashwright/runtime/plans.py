@@ -8,6 +8,7 @@ strides decide; it neither compiles nor calls the driver.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,17 +27,19 @@ from flashwright.kernels.forward.launch import (
 from flashwright.kernels.launch import Grid, Sizes
 from flashwright.kernels.registry import family_of
 from flashwright.kernels.tensors import check_layout
-from flashwright.problem.lengths import MAX_LENGTH, length_bucket
+from flashwright.problem.lengths import MAX_LENGTH, bucket_bounds, length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import check_shapes, is_empty
 from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.few_rows import FewRows, FewRowsArrangement
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
 from flashwright.runtime.parameters import WORD_BYTES, Parameters, kind_of_map, words_of
-from flashwright.runtime.tensor_maps import WORDS, map_template, placed_rows
+from flashwright.runtime.tensor_maps import WORDS, RowsWord, map_template, placed_rows, words_of_rows
 from flashwright.runtime.tensors import (
     VECTOR_MASK,
+    Allocate,
     Packed,
+    allocator,
     device_tensor,
     empty_output,
     in_vectors,
@@ -51,6 +54,8 @@ Choose = Callable[[int, int, int], KernelConfig]
 """The config for a head dimension and the lengths of queries and keys; the same within a bucket of lengths."""
 Schedule: TypeAlias = "array[int] | tuple[int, int]"
 """Words of a schedule: all of them, or the first two, where a rule of the kernel's own serves."""
+Tiles: TypeAlias = "tuple[Grid, Schedule | None, int]"
+"""A grid; a schedule, if the kernel takes one; and `runs` to begin with (see `Arrangement`)."""
 
 
 def _word(name: str) -> int:
@@ -85,8 +90,9 @@ class CallKind:
         self._few_rows = few_rows
         self._copies_first = CopiesFirst(self)
         self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._latest: dict[tuple[str, str], Arrangement] = {}
-        """Of tensors that are neither packed nor written to a given output, by the buckets of their lengths."""
+        self._latest: Arrangement | None = None
+        """Of tensors that are neither packed nor written to a given output."""
+        self._latest_of_buckets: dict[tuple[str, str], Arrangement] = {}
 
     def run(
         self,
@@ -126,7 +132,7 @@ class CallKind:
         their own. Raises `ValueError` for what is not attention's."""
         if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
             self.arrangements.clear()
-        q_shape, _, k_shape, _, v_shape, _ = layout[:6]
+        q_shape, k_shape, v_shape = layout[0], layout[2], layout[4]
         buckets = None
         if len(layout) == 6 and len(q_shape) == len(k_shape) == 4:  # neither packed nor written to a given output
             if self._few_rows is not None and q_shape[2] <= self._few_rows.most_rows:
@@ -134,11 +140,16 @@ class CallKind:
                 if few is not None:
                     self.arrangements[layout] = few
                     return few
-            buckets = length_bucket(q_shape[2]), length_bucket(k_shape[2])
-            latest = self._latest.get(buckets)
+            latest = self._latest
             near = None if latest is None else latest.of_other_lengths(layout, out)
             if near is not None:
-                self.arrangements[layout] = self._latest[buckets] = near
+                self.arrangements[near.layout] = self._latest = near
+                return near
+            buckets = length_bucket(q_shape[2]), length_bucket(k_shape[2])
+            latest = self._latest_of_buckets.get(buckets)
+            near = None if latest is None else latest.of_other_lengths(layout, out)
+            if near is not None:
+                self.arrangements[near.layout] = self._latest = self._latest_of_buckets[buckets] = near
                 return near
         other_values = k_shape[:3] == v_shape[:3] and k_shape != v_shape
         if buckets is not None and (other_values or is_empty(q_shape, k_shape)):
@@ -155,7 +166,7 @@ class CallKind:
             lse_strides = layout[8][:2] if len(layout) > 8 else None
             found = self._plan(q, k, v, out, packed, lse_strides).arranged(layout, out.stride(), packed, lse_strides)
             if buckets is not None:
-                self._latest[buckets] = found
+                self._latest = self._latest_of_buckets[buckets] = found
         else:
             found = self._copies_first
         self.arrangements[layout] = found
@@ -180,10 +191,13 @@ class CallKind:
         plan = self._plans.get(key)
         if plan is None:
             config = self._choose(head_dim, q_length, kv_length)
-            plan = self._plans[key] = self._make_plan(config, q, k, v, out, packed, lse_strides)
+            launch = self._launch(config, q, k, v, out, packed, lse_strides)
+            plan = self._plans[key] = Plan(
+                self, config, launch, bucket_bounds(q_length), bucket_bounds(kv_length), allocator(q.device.type)
+            )
         return plan
 
-    def _make_plan(
+    def _launch(
         self,
         config: KernelConfig,
         q: torch.Tensor,
@@ -192,8 +206,8 @@ class CallKind:
         out: torch.Tensor,
         packed: Packed | None,
         lse_strides: tuple[int, int] | None,
-    ) -> Plan:
-        launch = family_of(config).launch(
+    ) -> ForwardLaunch:
+        launch: ForwardLaunch = family_of(config).launch(
             config,
             *(placed_anywhere(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out))),
             lse_address=int(self.returns_lse),
@@ -202,13 +216,22 @@ class CallKind:
             lse_strides=lse_strides,
             multiprocessors=multiprocessors(self.device_index),
         )
-        return Plan(self, config, launch)
+        return launch
 
 
 class Plan:
     """A kernel on a GPU with the parameters of one launch, from which those of others are made."""
 
-    def __init__(self, kind: CallKind, config: KernelConfig, launch: ForwardLaunch) -> None:
+    def __init__(
+        self,
+        kind: CallKind,
+        config: KernelConfig,
+        launch: ForwardLaunch,
+        rows: tuple[int, int],
+        keys: tuple[int, int],
+        allocate: Allocate,
+    ) -> None:
+        """`rows`, `keys`: the least and the most that the config was chosen for."""
         self.kind = kind
         self.torch = kind.torch
         self.device_index = kind.device_index
@@ -220,12 +243,16 @@ class Plan:
         self.launch = self.kernel.launch
         self.rules = family_of(config).launch_rules
         self.row_stride = self.rules.row_stride(config)
+        self.allocate = allocate
+        self.least_rows, self.most_rows = rows
+        self.least_keys, self.most_keys = keys
         self.multiprocessors = multiprocessors(kind.device_index)
         self.maps = [map_template(kind_of_map(each)) for each in launch.tensor_maps]
         # The parameters one after the other in 8-byte words: tensor maps, arguments, perhaps a schedule.
         self.words = array("Q", [word for template in self.maps for word in template.blank])
         self.row_places = placed_rows(self.maps)
         self.arguments = len(self.maps) * WORDS
+        self.output_and_sizes = (self.arguments + _word("O") + 1) * WORD_BYTES
         self.words.extend(words_of(launch.arguments))
         self.schedule = None if launch.schedule is None else words_of(launch.schedule)
         self.schedule_word = len(self.words)
@@ -233,7 +260,8 @@ class Plan:
         self.spare: list[Parameters] = []
         """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
         self.deals_tiles = self.rules.deals_tiles(config, launch.variant)
-        self._tiles: dict[tuple[int, int, int], tuple[Grid, tuple[int, int] | None]] = {}
+        self.known_tiles: dict[tuple[int, int, int], Tiles] = {}
+        """By blocks of query rows, heads and batches: many lengths have as many tiles."""
         self.q, self.k, self.v, self.o, self.lse, self.q_starts, self.kv_starts = (
             self.arguments + _word(name) for name in ("Q", "K", "V", "O", "lse", "q_starts", "kv_starts")
         )
@@ -249,7 +277,7 @@ class Plan:
     ) -> Arrangement:
         """The parameters for tensors that the kernel can read; raises `ValueError` for more than a launch can have."""
         q_shape, q_strides, k_shape, k_strides, _, v_strides = layout[:6]
-        batch, q_heads, q_rows, _ = q_shape
+        batch, q_heads, q_rows, head_dim = q_shape
         _, kv_heads, kv_rows, _ = k_shape
         batches, q_length, kv_length = packed or (batch, q_rows, kv_rows)
         q_length, kv_length = max(1, q_length), max(1, kv_length)  # a launch needs a tile, even of no rows
@@ -278,8 +306,8 @@ class Plan:
             zip(self.maps, (q_shape, k_shape, k_shape), (q_strides, k_strides, v_strides), strict=False)
         ):
             template.write(words, index * WORDS, shape[::-1], map_strides(shape, strides))
-        grid, schedule = self.tiles(q_blocks, q_heads, sizes.lines)
-        return Arrangement(self, layout, words, schedule, grid)
+        kept = (batch, q_heads, kv_heads, head_dim)
+        return Arrangement(self, layout, words, self.tiles(q_blocks, q_heads, sizes.lines), kept, q_rows, kv_rows)
 
     def new_parameters(self) -> Parameters:
         words, first_words = self.words[:], [*range(0, self.arguments + 1, WORDS)]
@@ -288,47 +316,85 @@ class Plan:
             words.extend(self.schedule)
         return Parameters(words, first_words)
 
-    def tiles(self, q_blocks: int, heads: int, lines: int) -> tuple[Grid, tuple[int, int] | None]:
-        """The grid for so many tiles, and the first words of a schedule that is found at once, if the kernel takes one.
-
-        Many lengths have as many tiles, and the families' rules take longer than looking them up."""
-        found = self._tiles.get((q_blocks, heads, lines))
+    def tiles(self, q_blocks: int, heads: int, lines: int) -> Tiles:
+        """The grid for so many tiles, and a schedule that suits all lengths with as many."""
+        found = self.known_tiles.get((q_blocks, heads, lines))
         if found is None:
-            if len(self._tiles) >= self.kind.MOST_ARRANGEMENTS:
-                self._tiles.clear()
+            if len(self.known_tiles) >= self.kind.MOST_ARRANGEMENTS:
+                self.known_tiles.clear()
             grid = self.rules.grid(self.config, q_blocks, heads, lines, self.multiprocessors)
-            schedule = None if self.schedule is None else self.rules.schedule_by_rule(q_blocks, heads, lines)
-            found = self._tiles[q_blocks, heads, lines] = grid, schedule
+            found = self.known_tiles[q_blocks, heads, lines] = (grid, *self._schedule(q_blocks, heads, lines, grid))
         return found
 
-    def balanced_schedule(self, layout: tuple[Any, ...], grid: Grid) -> array[int]:
+    def _schedule(self, q_blocks: int, heads: int, lines: int, grid: Grid) -> tuple[Schedule | None, int]:
+        """With the runs to begin with."""
+        if self.schedule is None:
+            return None, BALANCED
+        by_rule = self.rules.schedule_by_rule(q_blocks, heads, lines)
+        if not self.deals_tiles:
+            return by_rule, BALANCED
+        if q_blocks * heads * lines > grid[0]:
+            return by_rule, 0
+        # A thread block for each tile: whatever the lengths, none has more than one.
+        rows = q_blocks * self.B_r
+        return self.balanced_schedule(Sizes(lines, heads, heads, rows, rows), grid), BALANCED
+
+    def balanced_schedule(self, sizes: Sizes, grid: Grid) -> array[int]:
         """Balances thread blocks as well as the family can, which takes longer than a call."""
         assert self.rules.schedule is not None
-        (batch, q_heads, q_rows, _), (_, kv_heads, kv_rows, _) = layout[0], layout[2]
-        sizes = Sizes(batch, q_heads, kv_heads, q_rows, kv_rows)
         return words_of(self.rules.schedule(self.config, self.variant, sizes, self.kind.options.window, grid[0]))
 
 
+BALANCED = 2
+"""Runs after which a schedule is not improved any more."""
 _Q, _K, _V, _O = (_word(name) for name in "QKVO")
 _LSE_BATCH_STRIDE, _LSE_HEAD_STRIDE = _word("lse_batch_stride"), _word("lse_head_stride")
 _LENGTHS, _HEADS, _BLOCKS = _word("q_length"), _word("q_heads"), _word("q_blocks")
+_write_output_and_sizes = struct.Struct("=3qQ2q2Q6i").pack_into
+"""The fields of `ForwardArguments` from the output's strides on: those, the log-sum-exp's address and strides, starts,
+lengths, heads, heads for each of k's, blocks and batches."""
 
 
 class Arrangement:
     """A plan's parameters for tensors of certain shapes and strides, addresses apart."""
 
-    __slots__ = ("grid", "layout", "plan", "runs", "schedule", "words")
+    __slots__ = (
+        "grid",
+        "kv_rows",
+        "layout",
+        "plan",
+        "q_rows",
+        "rows_words",
+        "runs",
+        "schedule",
+        "sizes",
+        "tiles",
+        "words",
+    )
 
     def __init__(
-        self, plan: Plan, layout: tuple[Any, ...], words: array[int], schedule: Schedule | None, grid: Grid
+        self,
+        plan: Plan,
+        layout: tuple[Any, ...],
+        words: array[int],
+        tiles: Tiles,
+        sizes: tuple[int, int, int, int],
+        q_rows: int,
+        kv_rows: int,
+        rows_words: Sequence[RowsWord] | None = None,
     ) -> None:
         self.plan = plan
         self.layout = layout
         self.words = words
-        self.schedule = schedule
-        self.grid = grid
-        self.runs = 0 if plan.deals_tiles else 2
-        """How often it has run, up to 2."""
+        self.tiles = tiles
+        self.grid, self.schedule, self.runs = tiles
+        """`runs`: how often it has run, up to `BALANCED`. Then the schedule is not improved any more."""
+        self.sizes = sizes
+        """Batch, heads of q, heads of k, head dimension."""
+        self.q_rows = q_rows
+        self.kv_rows = kv_rows
+        self.rows_words = rows_words
+        """Of q, k and v in their tensor maps; None: not found yet."""
 
     def run(
         self,
@@ -343,10 +409,17 @@ class Arrangement:
         """Queues the launch on the current stream; returns the output and, if it is computed, the log-sum-exp."""
         plan = self.plan
         torch = plan.torch
-        if self.runs < 2:
+        index = plan.device_index
+        # What torch.cuda.current_device() gives, without asking whether CUDA is initialised.
+        if index != torch._C._cuda_getDevice():
+            with torch.cuda.device(index):
+                return self.run(q, k, v, out, starts, packed, lse)
+        if self.runs < BALANCED:
             self.runs += 1
-            if self.runs == 2:  # lengths that come again
-                self.schedule = plan.balanced_schedule(self.layout, self.grid)
+            if self.runs == BALANCED:  # lengths that come again
+                batch, q_heads, kv_heads, _ = self.sizes
+                sizes = Sizes(batch, q_heads, kv_heads, self.q_rows, self.kv_rows)
+                self.schedule = plan.balanced_schedule(sizes, self.grid)
         q_address, k_address, v_address, o_address = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (q_address | k_address | v_address | o_address) % VECTOR_BYTES:
             return CopiesFirst(plan.kind).run(q, k, v, out, starts, packed, lse)
@@ -370,20 +443,14 @@ class Arrangement:
         words[plan.o] = o_address
         if plan.returns_lse:
             if lse is None:
-                batch, heads, rows, _ = q.shape  # PyTorch takes numbers faster than a shape
-                lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
+                batch, heads, _, _ = self.sizes
+                rows = self.q_rows
+                lse = plan.allocate((batch, heads, rows), (heads * rows, rows, 1), torch.float32)
             words[plan.lse] = lse.data_ptr()
         if starts is not None:
             words[plan.q_starts], words[plan.kv_starts] = starts[0].data_ptr(), starts[1].data_ptr()
-        index = plan.device_index
-        # What torch.cuda.current_stream(index).cuda_stream and torch.cuda.current_device() give, without building a
-        # Stream object and without asking whether CUDA is initialised.
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        if index == torch._C._cuda_getDevice():
-            plan.launch(self.grid, parameters.address, stream)
-        else:
-            with torch.cuda.device(index):
-                plan.launch(self.grid, parameters.address, stream)
+        # What torch.cuda.current_stream(index).cuda_stream gives, without building a Stream object.
+        plan.launch(self.grid, parameters.address, torch._C._cuda_getCurrentRawStream(index))
         plan.spare.append(parameters)
         return out, lse
 
@@ -391,54 +458,73 @@ class Arrangement:
         """The same for tensors of other lengths or strides, in the same buckets; None if more is different.
 
         Every step of a generation runs this, so it repeats what `Plan.arranged` does, for the usual cases, and writes
-        only what differs.
+        only what differs. The first touch of memory takes longer than the arithmetic: what is equal is kept once.
         """
         q_shape, q_strides, k_shape, k_strides, v_shape, v_strides = layout
-        old_q_shape, old_q_strides, old_k_shape, old_k_strides, _, old_v_strides = self.layout
-        plan = self.plan
+        _, old_q_strides, _, old_k_strides, _, old_v_strides = self.layout
         q_batch, heads, q_rows, q_dim = q_shape
         batch, kv_heads, kv_rows, head_dim = k_shape
-        old_batch, old_heads, old_q_rows, _ = old_q_shape
-        _, old_kv_heads, old_kv_rows, old_head_dim = old_k_shape
+        plan, sizes, old_q_rows = self.plan, self.sizes, self.q_rows
+        old_batch, old_heads, old_kv_heads, old_head_dim = sizes
         if (
             k_shape != v_shape
             or not q_dim == head_dim == old_head_dim
-            or kv_heads != old_kv_heads
             or heads != old_heads
+            or kv_heads != old_kv_heads
             or q_batch != batch
-            or not batch * kv_rows * q_rows
-            or kv_rows > MAX_LENGTH
-            or q_rows > MAX_LENGTH
+            or not batch
+            or not plan.least_rows <= q_rows <= plan.most_rows
+            or not plan.least_keys <= kv_rows <= plan.most_keys
             or plan.row_stride
         ):
             return None
-        words = self.words[:]
-        first = plan.arguments
-        words[first + _LENGTHS] = q_rows | kv_rows << 32
-        same_q, same_k, same_v = q_strides == old_q_strides, k_strides == old_k_strides, v_strides == old_v_strides
-        if not (same_k or _write_strides(words, first + _K + 1, k_strides)):
+        words, first = self.words[:], plan.arguments
+        same_maps = same_but_rows = batch == old_batch
+        if not same_but_rows:
+            sizes = batch, heads, kv_heads, head_dim
+        if q_strides == old_q_strides and k_strides == old_k_strides and v_strides == old_v_strides:
+            q_strides, k_strides, v_strides = old_q_strides, old_k_strides, old_v_strides
+        elif (
+            _write_strides(words, first + _Q + 1, q_strides)
+            and _write_strides(words, first + _K + 1, k_strides)
+            and _write_strides(words, first + _V + 1, v_strides)
+        ):
+            same_but_rows = False
+            same_maps = bool(
+                plan.maps
+                and batch == old_batch == 1  # whose stride means nothing
+                and q_strides[1:] == old_q_strides[1:]
+                and k_strides[1:] == old_k_strides[1:]
+                and v_strides[1:] == old_v_strides[1:]
+            )
+        else:
             return None
-        if not (same_v or _write_strides(words, first + _V + 1, v_strides)):
-            return None
-        grid, schedule = self.grid, self.schedule
-        if not same_q or q_shape != old_q_shape:
-            if not (same_q or _write_strides(words, first + _Q + 1, q_strides)):
-                return None
+        if same_but_rows and q_rows == old_q_rows:
+            words[first + _LENGTHS] = q_rows | kv_rows << 32
+            tiles = self.tiles
+        else:
             q_blocks = -(-q_rows // plan.B_r)
-            if q_blocks * heads * batch > MAX_BLOCKS or not _write_strides(words, first + _O + 1, out.stride()):
+            known = plan.known_tiles.get((q_blocks, heads, batch))
+            if known is None and q_blocks * heads * batch > MAX_BLOCKS:
                 return None
-            words[first + _LSE_BATCH_STRIDE], words[first + _LSE_HEAD_STRIDE] = heads * q_rows, q_rows
-            words[first + _BLOCKS] = q_blocks | batch << 32
-            grid, schedule = plan.tiles(q_blocks, heads, batch)
+            tiles = known or plan.tiles(q_blocks, heads, batch)
+            o_batch, o_head, o_row, o_column = out.stride()
+            if o_column != 1 or (o_batch | o_head | o_row) & VECTOR_MASK:
+                return None
+            _write_output_and_sizes(
+                words, plan.output_and_sizes, o_batch, o_head, o_row, 0, heads * q_rows, q_rows, 0, 0,
+                q_rows, kv_rows, heads, heads // kv_heads, q_blocks, batch,
+            )  # fmt: skip
+        rows_words = None
         if plan.maps:
-            same_strides = same_q and same_k and same_v and batch == old_batch
             # A map of one row has no row stride.
-            several_rows = kv_rows > 1 < old_kv_rows and (q_rows == old_q_rows or q_rows > 1 < old_q_rows)
-            if same_strides and several_rows and plan.row_places:
-                (q_at, q_others, q_up), (k_at, k_others, k_up), (v_at, v_others, v_up) = plan.row_places
-                words[q_at] = words[q_at] & q_others | q_rows - 1 << q_up
-                words[k_at] = words[k_at] & k_others | kv_rows - 1 << k_up
-                words[v_at] = words[v_at] & v_others | kv_rows - 1 << v_up
+            several_rows = kv_rows > 1 < self.kv_rows and (q_rows == old_q_rows or q_rows > 1 < old_q_rows)
+            if same_maps and several_rows and plan.row_places:
+                rows_words = self.rows_words or words_of_rows(self.words, plan.row_places)
+                (q_at, q_rest, q_up), (k_at, k_rest, k_up), (v_at, v_rest, v_up) = rows_words
+                words[q_at] = q_rest | q_rows - 1 << q_up
+                words[k_at] = k_rest | kv_rows - 1 << k_up
+                words[v_at] = v_rest | kv_rows - 1 << v_up
             else:
                 Q, K, V = plan.maps
                 Q.write(words, 0, q_shape[::-1], map_strides(q_shape, q_strides))
@@ -448,7 +534,8 @@ class Arrangement:
                 else:
                     V.write(words, 2 * WORDS, k_shape[::-1], map_strides(k_shape, v_strides))
         # Whatever tiles were dealt, all are computed: how many keys they attend to decides only how evenly.
-        return Arrangement(plan, layout, words, schedule, grid)
+        layout = (q_shape, q_strides, k_shape, k_strides, k_shape, v_strides)
+        return Arrangement(plan, layout, words, tiles, sizes, q_rows, kv_rows, rows_words)
 
 
 def _write_strides(words: array[int], at: int, strides: Sequence[int]) -> bool:

@@ -32,6 +32,8 @@ BitRun = tuple[int, int, int, int]
 
 RowsPlace = tuple[int, int, int]
 """(word, mask of its other bits, bits to move rows less 1 up by)"""
+RowsWord = tuple[int, int, int]
+"""(word, its other bits, bits to move rows less 1 up by)"""
 
 
 def encoded_words(tensor_map: TensorMap) -> array[int]:
@@ -182,3 +184,8 @@ def placed_rows(maps: Sequence[MapTemplate]) -> list[RowsPlace]:
     places = [each.rows_place if each.is_known else None for each in maps]
     known = [(index * WORDS + place[0], *place[1:]) for index, place in enumerate(places) if place is not None]
     return known if len(known) == len(places) else []
+
+
+def words_of_rows(words: Sequence[int], places: Sequence[RowsPlace]) -> list[RowsWord]:
+    """In maps that have been written."""
+    return [(at, words[at] & others, up) for at, others, up in places]

@@ -55,6 +55,10 @@ def balanced_schedule(steps: tuple[int, ...], heads: int, batches: int, blocks: 
     full_rounds = pairs // blocks
     if blocks > MAX_LISTED_BLOCKS or full_rounds > MOST_ROUNDS:
         return schedule
+    if len(steps) * heads * batches <= blocks:  # a thread block for each tile, whatever they cost
+        tiles = _tiles(steps, range(pairs))
+        _write(schedule, 0, [[number] for _, number in tiles] + [[]] * (blocks - len(tiles)))
+        return schedule
     shortest = max(_loads_after_rounds(steps, pairs, blocks))
     for rounds in range(full_rounds, max(-1, full_rounds - 2), -1):
         tiles = _tiles(steps, range(rounds * blocks, pairs))
