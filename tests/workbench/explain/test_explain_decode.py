@@ -10,8 +10,6 @@ from explain_cases import explained
 
 from flashwright.kernels.registry import families, family_of, parse_config, tile_shapes
 from flashwright.problem.dtypes import DType
-from flashwright.runtime.compiling import compile_kernel
-from flashwright.workbench.explain import disassembly
 from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
 from flashwright.workbench.explain.facts import ConfigFacts
 from flashwright.workbench.explain.page import config_page
@@ -117,16 +115,3 @@ def test_the_scorer_of_the_latent_decode_multiplies_all_columns_of_keys_and_half
     assert facts.simulation.step.global_sectors == 0
     assert facts.loop.ptx.by_kind["matrix product (mma)"] == 576 // 16 + 32 // 16  # S 576 columns deep, O 32 keys
     assert "Decode kernel of the" in config_page(facts)
-
-
-@pytest.mark.skipif(disassembly.find_disassembler() is None, reason=disassembly.NOT_FOUND)
-def test_machine_code_exponentiates_before_it_waits_for_the_product():
-    """A warpgroup computes a step's weights while the tensor cores multiply those of the step before. In the source
-    the order is that of any two statements; the assembler may swap them."""
-    kernel = compile_kernel("hopper decode (BF16, 128, 128, 64): stages_6", "sm_90")
-    code = disassembly.disassemble(kernel.cubin)
-    _, after_scores = code.split("WARPGROUP.DEPBAR.LE gsb0, 0x1")
-    step, *_ = after_scores.split("HGMMA")
-    exponentiated, *rounded = step.split("WARPGROUP.DEPBAR.LE gsb0, 0x0")
-    assert exponentiated.count("MUFU.EX2") >= 32, "two rows of 64 keys, in each quad of lanes"
-    assert rounded and not any("MUFU.EX2" in part for part in rounded)

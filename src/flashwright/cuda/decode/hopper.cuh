@@ -203,12 +203,9 @@ struct Consumer {
         fence_async_proxy();
         issue_registers_shared<cfg::B_c>(O[0], P, in_block(V.data)); // @product O
     }
-    DEVICE void await_output() {
+    DEVICE void finish_output() {
         wgmma_wait_group<0>();
         pin_registers(O[0]);
-    }
-    DEVICE void finish_output() {
-        await_output();
         shared.V(V_place.stage).release(); // @operand V
         V_place.advance();
     }
@@ -246,12 +243,8 @@ struct Consumer {
             finish_scores();
             scores.finish(args, share.item, S, first_row, first_key(unit));
             const Shrinkage<1> shrinkage = softmax.template step<false>(S); // @phase softmax
-            // The branch also keeps the assembler from waiting for the product before the exponentials are there.
-            if (shrinkage.needed) {
-                await_output();
-                apply(shrinkage, O); // @phase rescale O
-            }
             finish_output();
+            apply(shrinkage, O); // @phase rescale O
             round_scores();
         }
         start_output();
