@@ -16,7 +16,7 @@ from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
 from flashwright.kernels.forward.ampere.registers import estimate
 from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
-from flashwright.kernels.registry import rejection_reason
+from flashwright.kernels.registry import families, rejection_reason
 from flashwright.problem.dtypes import DType
 from flashwright.workbench.bench.claims import ClaimResults
 from flashwright.workbench.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
@@ -96,6 +96,7 @@ def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[st
         "compiled-of": lambda knob: _compiled(inputs.facts, knob),
         "measured-of": lambda knob: _measured(inputs.effects, knob),
         "spaces": lambda _: _spaces(),
+        "operation-spaces": _operation_spaces,
         "register-rules": lambda _: _register_rules(inputs),
         "broken": lambda _: _broken(inputs.facts),
         "bench-table": lambda _: bench_table(inputs.bench),
@@ -362,6 +363,25 @@ def _spaces() -> str:
         sizes = [len(get_autotuning_kernel_configs(DType.BF16, d_head, full=full)) for full in (False, True)]
         rows.append([str(d_head), *(f"{size:,}" for size in sizes)])
     return table(["d_head", "default space", "full space"], rows, 0)
+
+
+@cache
+def _operation_spaces(operation: str) -> str:
+    """How many configs of one dtype the rules of each family of an operation keep, by head dimension."""
+    kept = {
+        family.title: {
+            d_head: sum(reason is None for _, reason in family.space.configs(DType.BF16, d_head))
+            for d_head in family.d_heads
+        }
+        for family in families(operation)
+        if family.space is not None
+    }
+    d_heads = sorted({d_head for of_family in kept.values() for d_head in of_family})
+    rows = [
+        [title, *(f"{of_family[d_head]:,}" if d_head in of_family else "" for d_head in d_heads)]
+        for title, of_family in kept.items()
+    ]
+    return table(["d_head", *map(str, d_heads)], rows, 1)
 
 
 # --- Diagnosing ------------------------------------------------------------------------------------------------
