@@ -27,6 +27,21 @@ def test_help_begins_with_what_the_package_is():
     assert first.startswith("FlashAttention kernels you can read, configure, simulate, tune and use")
 
 
+@pytest.mark.parametrize(
+    ("command", "whole"),
+    [("explain", ("--no-causal, --full", "--keys, --kv-seqlen")), ("tune", ("all of them, or none if the file",))],
+)
+def test_help_shortens_neither_names_nor_descriptions_on_a_narrow_terminal(command, whole):
+    result = subprocess.run(
+        [sys.executable, "-m", "flashwright", command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert all(text in " ".join(result.stdout.split()) for text in whole), result.stdout
+
+
 def test_shells_complete_commands():
     environment = {
         "_FLASHWRIGHT_COMPLETE": "complete_bash",

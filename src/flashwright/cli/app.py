@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from shutil import get_terminal_size
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -32,7 +33,13 @@ from flashwright.version import __version__
 
 
 class _Commands(TyperGroup):
-    """Reports an interruption that a command does not report itself; typer would end it without a word."""
+    """Reports an interruption that a command does not report itself; typer would end it without a word. Help without
+    frames has the whole first paragraph on each command."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, (each.help or "").split("\n\n")[0]) for name, each in commands.items() if each])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -42,18 +49,21 @@ class _Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
+NARROW = 100
+"""Columns below which the framed help has no room for names of options, and shortens them."""
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None if get_terminal_size().columns < NARROW else "rich",
     epilog="Start with `flashwright doctor`: what this machine has. No GPU is needed but for bench and tune.",
 )
 COMMANDS = (bench, check, compare, doctor, explain, ladder, simulate, warm_up, which)
 for command in COMMANDS:
     app.command()(command)
 app.command("plan")(plan_command)
-app.add_typer(tune_app, name="tune")
-app.add_typer(cache_app, name="cache")
+app.add_typer(tune_app, name="tune", cls=_Commands)
+app.add_typer(cache_app, name="cache", cls=_Commands)
 
 
 def _print_version(requested: bool) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import typer
@@ -329,7 +330,8 @@ def show(
 
 
 RESULT_COLUMNS = "{:5} {:>6} {:6} {:>9} {:>9} {:>9} {:>7} {:10} {}"
-"""Of 80 characters at most. A result's config has a line of its own below, to be copied whole."""
+RESULT_LINE = 80
+"""Characters of a line of results at most. A result's config has a line of its own below, to be copied whole."""
 
 
 def _print_results(console: Console, results: Sequence[TunedResult]) -> None:
@@ -339,7 +341,8 @@ def _print_results(console: Console, results: Sequence[TunedResult]) -> None:
         return result.gpu, result.scores
 
     for (gpu, scores), group in groupby(sorted(results, key=group_of), key=group_of):
-        console.print(f"[bold]{escape(gpu)}[/], scores: {', '.join(scores)}", highlight=False)
+        heading = fill(f"{gpu}, scores: {', '.join(scores)}", RESULT_LINE)
+        console.print(f"[bold]{escape(gpu)}[/]{escape(heading.removeprefix(gpu))}", highlight=False)
         headings = ("dtype", "d_head", "mask", "queries", "keys", "ms", "TFLOP/s", "date", "kernels")
         console.print(RESULT_COLUMNS.format(*headings), style="bold", highlight=False)
         for result in group:
