@@ -145,8 +145,6 @@ class TracedWarp:
     """Whether the last keys are visited before those in front of them."""
     steps_before_cut: int = 0
     """KV steps in front of those that an edge of a mask cuts."""
-    thread_blocks: int = 1
-    """That divide the steps of a tile."""
     has_masked_steps: bool = True
     """Whether the loop also has the steps that an edge of a mask cuts; otherwise they are outside of it."""
 
@@ -229,13 +227,6 @@ def loads_of_keys(config: Any, layout: SharedLayout, rows: int) -> ExecutedLoads
         offset=partial(layout.offset, rows=rows),
         is_swizzled=config.swizzled,
     )
-
-
-PREFETCH = (
-    "keys and values of the first steps are fetched into L2 while the grids before still run",
-    "nothing of global memory is touched before the grids before have ended",
-)
-"""What it does, and what it leaves: in a decode, from sm_90 on."""
 
 
 def swizzle_turned(config: Any) -> Any:

@@ -27,7 +27,6 @@ OTHERS = (
     "ampere decode (BF16, 32, 64, 32, 8): rows_4+stages_2+blocks_1+swizzled",
     "ampere decode (FP16, 256, 16, 16, 4): rows_1+stages_2+blocks_1",
 )
-PREFETCHING = f"{SMALL}+prefetch"
 
 
 @pytest.mark.parametrize("blocks", (1, 3, 7, 40))
@@ -57,19 +56,6 @@ def test_masks_caps_padding_and_groups(options):
     decoded(SMALL, **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    (
-        {"lengths": (100, 1, 64), "multiprocessors": 5},
-        pytest.param({"lengths": (200,), "split_units": 2}, marks=pytest.mark.slow),
-    ),
-    ids=str,
-)
-def test_prefetching_changes_no_result(options):
-    with_prefetch, without = (decoded(config, arch="sm_90", **options) for config in (PREFETCHING, SMALL))
-    assert np.array_equal(with_prefetch.output.view(np.int16), without.output.view(np.int16))
-
-
 def test_a_sequence_without_keys_gives_zeros():
     simulated = decoded(SMALL, lengths=(0, 5, 0))
     assert (simulated.output[0] == 0).all()
@@ -82,13 +68,11 @@ def test_lengths_that_lead_out_of_the_cache_are_clamped():
     simulate_decode(config, zeros[:, :, :1], zeros, zeros, kv_lengths=np.array([1000]))  # the simulator checks bounds
 
 
-@pytest.mark.parametrize(("text", "arch"), ((SMALL, "sm_80"), (PREFETCHING, "sm_90")))
-def test_keys_on_pages_that_do_not_exist_are_zeros_and_nobody_elses(text, arch):
-    config = parse_config(text)
+def test_keys_on_pages_that_do_not_exist_are_zeros_and_nobody_elses():
+    config = parse_config(SMALL)
     q = np.ones((1, 1, 1, 64), NUMPY_DTYPES[config.dtype])
     pages = np.full((3, 1, 16, 64), np.inf, NUMPY_DTYPES[config.dtype])  # another sequence's
-    table = np.array([[99, -5, 3]])
-    simulated = simulate_decode(config, q, pages, pages, kv_lengths=np.array([48]), page_table=table, arch=arch)
+    simulated = simulate_decode(config, q, pages, pages, kv_lengths=np.array([48]), page_table=np.array([[99, -5, 3]]))
     assert (simulated.output == 0).all()
 
 
@@ -104,7 +88,7 @@ def test_with_fixed_splits_a_sequence_has_the_same_bits_whatever_else_is_compute
 
 
 def test_names_round_trip():
-    for text in (SMALL, PREFETCHING, *OTHERS):
+    for text in (SMALL, *OTHERS):
         config = parse_config(text)
         assert str(config) == text
         assert parse_config(config.kernel_name()) == config

@@ -25,12 +25,6 @@ OTHERS = (
     "hopper decode (BF16, 128, 64, 48): stages_2",
     "hopper decode (FP16, 256, 64, 32): stages_2",
 )
-CLUSTERS = (
-    "hopper decode (BF16, 128, 64, 32): stages_2+cluster_2+prefetch",  # of two panels, as descriptors count them
-    "hopper decode (FP16, 64, 64, 32): stages_2+cluster_4",
-    "hopper decode (BF16, 64, 128, 32): stages_2+cluster_8+prefetch",
-    "hopper decode (BF16, 128, 128, 64): stages_4+cluster_8",
-)
 
 
 def first_fast(first: object, *others: object) -> tuple[object, ...]:
@@ -45,24 +39,6 @@ def test_any_number_of_thread_blocks_shares_the_keys(blocks):
 @pytest.mark.parametrize("config", first_fast(*OTHERS))
 def test_configs_compute_attention(config):
     decoded(config, rows=3, heads=(36, 1), causal=True, capacity=150, lengths=(150, 33))
-
-
-@pytest.mark.parametrize("config", first_fast(*CLUSTERS))
-def test_thread_blocks_of_a_cluster_divide_a_share(config):
-    """The first sequence is cut in two; the second leaves some thread blocks without keys."""
-    cluster = parse_config(config).cluster
-    decoded(config, heads=(40, 1), multiprocessors=2 * cluster, capacity=140, lengths=(140, 1, 40), launches=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", CLUSTERS[:3])
-@pytest.mark.parametrize(
-    "options",
-    ({"window": (10, 4), "rows": 70}, {"head_dim": 40, "value_head_dim": 64, "causal": True}, {"lengths": (0, 5, 0)}),
-    ids=str,
-)
-def test_clusters_with_masks_and_padding(config, options):
-    decoded(config, **{"heads": (20, 1), "multiprocessors": 16, **options})
 
 
 @pytest.mark.parametrize(
@@ -114,7 +90,7 @@ def test_with_fixed_splits_a_sequence_has_the_same_bits_whatever_else_is_compute
 
 
 def test_names_round_trip():
-    for text in (SMALL, *OTHERS, *CLUSTERS):
+    for text in (SMALL, *OTHERS):
         config = parse_config(text)
         assert str(config) == text
         assert parse_config(config.kernel_name()) == config
@@ -126,7 +102,6 @@ def test_names_round_trip():
         ({"stages": 1}, "stages: 1 is not allowed; allowed: 2 to 16"),
         ({"B_r": 96}, "B_r: 96 is not allowed; allowed: 64, 128"),
         ({"B_c": 40}, "B_c: 40 is not allowed"),
-        ({"cluster": 3}, "cluster: 3 is not allowed; allowed: 1, 2, 4, 8"),
         ({"d_head": 96}, "d_head: 96 is not allowed"),
     ),
 )
@@ -136,12 +111,7 @@ def test_values_that_are_no_configs_are_named(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("changes", "rule"),
-    (
-        ({"stages": 16, "B_c": 128}, "shared memory"),
-        ({"d_head": 256, "B_c": 96}, "registers"),
-        ({"cluster": 8}, "cluster"),
-    ),
+    ("changes", "rule"), (({"stages": 16, "B_c": 128}, "shared memory"), ({"d_head": 256, "B_c": 96}, "registers"))
 )
 def test_configs_without_a_kernel_break_a_rule(changes, rule):
     with pytest.raises(ValueError, match=f"^{rule}: "):

@@ -11,12 +11,11 @@ from decode_cases import decoded
 from mutations import WRONG, SourceMutation, expect_named_or_wrong
 
 CONFIG = "hopper decode (BF16, 64, 128, 32): stages_2"
-CLUSTER = "hopper decode (BF16, 128, 64, 32): stages_2+cluster_2"
 
 
-def checked(config: str = CONFIG, **problem: object) -> None:
+def checked(**problem: object) -> None:
     try:
-        decoded(config, **problem)
+        decoded(CONFIG, **problem)
     except (AssertionError, RuntimeError) as error:
         raise AssertionError(WRONG) from error
 
@@ -36,13 +35,8 @@ def run_items() -> None:
     checked(lengths=(60, 50), heads=(100, 1), multiprocessors=1)
 
 
-def run_cluster() -> None:
-    """Two thread blocks divide several segments, one after the other."""
-    checked(CLUSTER, lengths=(90, 40, 60), heads=(60, 1), multiprocessors=2)
-
-
 @pytest.mark.parametrize(
-    "run", (run_segments, *(pytest.param(run, marks=pytest.mark.slow) for run in (run_steps, run_items, run_cluster)))
+    "run", (run_segments, *(pytest.param(run, marks=pytest.mark.slow) for run in (run_steps, run_items)))
 )
 def test_the_kernel_is_sound_before_it_is_mutated(run):
     run()
@@ -100,12 +94,6 @@ MUTATIONS = {
     ),
     "a helper combines parts that it has not acquired": SourceMutation(
         COUNTERS, {"ld.acquire.gpu": "ld.relaxed.gpu"}, run_segments, BETWEEN_BLOCKS
-    ),
-    "parts of a cluster are read before they are there": SourceMutation(
-        KERNEL, {"exchange.wait_until_received();": ""}, run_cluster, RACE | UNWRITTEN
-    ),
-    "descriptors say in whose block of a cluster their operand is": SourceMutation(
-        "ptx/cluster.cuh", {"return shared & ((1 << 18) - 1);": "return shared;"}, run_cluster, RACE | UNWRITTEN
     ),
     "progress with helpers is left as it is": SourceMutation(
         PARTS, {"store_relaxed(word, 0); // the last to leave": ";"}, run_segments

@@ -10,7 +10,6 @@ from flashwright.kernels.tensors import DeviceTensor
 from flashwright.problem.dtypes import DType
 
 CONFIG = "ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_3+blocks_1+swizzled"
-CLUSTERS = "hopper decode (BF16, 128, 128, 64): stages_4+cluster_8"
 TWO_BLOCKS = "ampere decode (BF16, 128, 16, 16, 4): rows_1+stages_3+blocks_2+swizzled"
 
 
@@ -25,7 +24,7 @@ def arguments_of(batch: int, kv_heads: int, config: str = CONFIG, **options: int
         tensor("out", 4 * kv_heads, 1), cache=CacheView(batch), partials_address=256, zeros_address=256,
         multiprocessors=132, **options,
     )  # fmt: skip
-    assert launch.grid == (132 * known.blocks_per_sm // known.cluster * known.cluster, 1, 1)
+    assert launch.grid == (132 * known.blocks_per_sm, 1, 1)
     arguments: DecodeArguments = launch.arguments
     return arguments
 
@@ -40,8 +39,6 @@ def arguments_of(batch: int, kv_heads: int, config: str = CONFIG, **options: int
         (64, 8, TWO_BLOCKS, 256),  # two items each
         (17, 8, CONFIG, 132),  # 136 items: two each would leave half of the multiprocessors idle
         (1, 1, CONFIG, 132),
-        (16, 1, CLUSTERS, 16),  # an item for each cluster of eight thread blocks
-        (4, 1, CLUSTERS, 16),  # four parts of each item
     ),
 )
 def test_shares_of_equal_items_are_whole_ones_or_equal_parts(batch, kv_heads, config, blocks):

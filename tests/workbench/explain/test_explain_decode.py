@@ -73,9 +73,8 @@ def test_the_page_is_about_a_decode_kernel(facts):
     assert "Decode kernel of the" in config_page(facts)
 
 
-@pytest.mark.parametrize("cluster", ("", pytest.param("+cluster_2", marks=pytest.mark.slow)))
-def test_a_consumer_of_the_hopper_decode_computes_scores_while_others_copy(cluster):
-    facts = explained(f"hopper decode (BF16, 64, 64, 32): stages_2{cluster}")
+def test_a_consumer_of_the_hopper_decode_computes_scores_while_others_copy():
+    facts = explained("hopper decode (BF16, 64, 64, 32): stages_2")
     assert facts.simulation.relative_error < 8e-3
     assert facts.simulation.step.global_sectors == 0
     assert facts.loop.ptx.by_kind["matrix product (mma)"] == 64 // 16 + 32 // 16  # S 64 columns deep, O 32 keys

@@ -24,39 +24,33 @@ struct DecodeArguments {
     uint64 *progress;
 };
 
-// How a length, an index or the number of a page is read, where nothing writes it meanwhile.
-struct PlainLoad {
-    DEVICE int operator()(const int *global) const { return *global; }
-};
-
 // A sequence: its rows in Q, and its keys [kv_begin, kv_end) in the cache. No length, however wrong, leads out of either.
 struct CachedSequence {
     int64 q_start;
     int q_length, kv_begin, kv_end, cache;
     const int *pages;
 
-    template <class Load = PlainLoad>
-    DEVICE CachedSequence(const DecodeArguments &args, int batch, Load load = {})
+    DEVICE CachedSequence(const DecodeArguments &args, int batch)
         : q_start(0), q_length(args.forward.q_length), kv_begin(0), kv_end(args.forward.kv_length), cache(batch),
           pages(nullptr) {
         if constexpr (variant::variable_lengths) {
-            const int first = clamp(load(args.forward.q_starts + batch), 0, args.forward.q_length);
-            q_length = clamp(load(args.forward.q_starts + batch + 1), first, args.forward.q_length) - first;
+            const int first = clamp(args.forward.q_starts[batch], 0, args.forward.q_length);
+            q_length = clamp(args.forward.q_starts[batch + 1], first, args.forward.q_length) - first;
             q_start = first;
         }
         if (args.kv_lengths)
-            kv_end = clamp(load(args.kv_lengths + batch) + args.appended_keys, 0, args.forward.kv_length);
+            kv_end = clamp(args.kv_lengths[batch] + args.appended_keys, 0, args.forward.kv_length);
         if (args.kv_begins)
-            kv_begin = clamp(load(args.kv_begins + batch), 0, kv_end);
+            kv_begin = clamp(args.kv_begins[batch], 0, kv_end);
         if (args.page_table)
             pages = args.page_table + batch * args.page_table_stride;
         else if (args.cache_index)
-            cache = existing(args, load(args.cache_index + batch));
+            cache = existing(args, args.cache_index[batch]);
     }
 
     // Where the cache has a key below `kv_length`: in a page, or in a sequence's rows; -1 if nowhere.
-    template <class Load = PlainLoad> DEVICE int place_of(const DecodeArguments &args, int key, Load load = {}) const {
-        return pages ? existing(args, load(pages + (uint32)key / args.page_rows)) : cache;
+    DEVICE int place_of(const DecodeArguments &args, int key) const {
+        return pages ? existing(args, pages[(uint32)key / args.page_rows]) : cache;
     }
     // The row of a cache that holds a key which is in such a place, for one head.
     DEVICE const char *row_in(const DecodeArguments &args, int place, const TensorView &tensor, int head, int key) const {

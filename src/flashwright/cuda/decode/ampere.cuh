@@ -7,7 +7,6 @@
 #pragma once
 #include "attention/softmax.cuh"
 #include "decode/copies.cuh"
-#include "decode/early_start.cuh"
 #include "decode/parts.cuh"
 #include "decode/scores.cuh"
 #include "tile/products.cuh"
@@ -259,7 +258,8 @@ __global__ void __launch_bounds__(shape::threads, cfg::blocks_per_sm)
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ int chunk;
     allow_next_grid();
-    const Share share = begin<shape::threads>(args, [] {});
+    const Share share(args, find_start<shape::threads>(args));
+    wait_for_grids_before();
     Warp warp{args, shared, share};
     warp.run([&] {
         const Share &share = warp.share;

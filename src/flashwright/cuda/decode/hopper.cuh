@@ -3,13 +3,10 @@
 // A producer warpgroup copies keys and values into a ring of stages, in the order of its thread block's segments (see
 // items.cuh), and runs ahead of the consumers, which compute 64 rows each. A stage is `full` when its copies have arrived,
 // and `empty` when every consumer warp has read it. Rows of caches lie anywhere, in pages or not: they are copied by
-// threads (cp.async), into the layout that wgmma reads. The thread blocks of a cluster divide the keys of a segment (see
-// exchange.cuh).
+// threads (cp.async), into the layout that wgmma reads.
 #pragma once
 #include "attention/softmax.cuh"
 #include "decode/copies.cuh"
-#include "decode/early_start.cuh"
-#include "decode/exchange.cuh"
 #include "decode/parts.cuh"
 #include "decode/scores.cuh"
 #include "decode/warpgroup_parts.cuh"
@@ -43,15 +40,8 @@ struct SharedMemory {
     DEVICE Slot K(int stage) const { return slot(shape::K_offset, stage, 2 * stage); }
     DEVICE Slot V(int stage) const { return slot(shape::V_offset, stage, 2 * stage + 1); }
 
-    DEVICE Exchange exchange() const {
-        constexpr uint32 barriers = shape::barriers_offset + Slot::barrier_pair_bytes * 2 * cfg::stages;
-        return {Slot::at(base + shape::exchange_offset, base + barriers)};
-    }
-
     DEVICE void init_barriers() const {
         constexpr int consumer_warps = consumer_threads / warp_threads;
-        if constexpr (cfg::cluster > 1)
-            exchange().init_barriers();
         for (int stage = 0; stage < 2 * cfg::stages; ++stage) {
             const Slot slot = stage % 2 ? V(stage / 2) : K(stage / 2);
             mbarrier_init(slot.full, warpgroup_threads); // every producer thread's copies
@@ -121,7 +111,6 @@ struct Consumer {
     const SharedMemory &shared;
     Share share;
     int &chunk;
-    Exchange exchange = shared.exchange();
     const int warpgroup = uniform(threadIdx.x / warpgroup_threads);
     const int first_row = threadIdx.x / warp_threads * mma_rows; // of the warp, in the tile
     KVPlace K_place, V_place;
@@ -138,13 +127,8 @@ struct Consumer {
             const Destination to(args, share);
             finish_Q();
             compute(softmax);
-            if constexpr (cfg::cluster > 1)
-                exchange_and_store(softmax, to);
-            else
-                store(softmax, to);
+            store(softmax, to);
         }
-        if constexpr (cfg::cluster > 1)
-            exchange.wait_until_read(); // until then, others arrive at this block's barrier
     }
 
     // --- Parts of a step ---
@@ -171,13 +155,10 @@ struct Consumer {
         K.wait_until_full(K_place.lap); // @operand K
         fence_async_proxy();            // threads have copied what the product reads
         if constexpr (shape::Q_in_registers) {
-            issue_scores(in_block(K.data)); // @product S
+            issue_scores(K.data); // @product S
         } else {
-            issue_shared_shared<cfg::d_head, cfg::B_c>(S[0], in_block(shared.Q(warpgroup)), in_block(K.data)); // @product S
+            issue_shared_shared<cfg::d_head, cfg::B_c>(S[0], shared.Q(warpgroup), K.data); // @product S
         }
-    }
-    static DEVICE uint32 in_block(uint32 shared) {
-        return cfg::cluster > 1 ? address_for_descriptor(shared) : shared;
     }
     DEVICE void issue_scores(uint32 K) {
         const uint64 keys = operand_descriptor(K, OperandLayout::summed_over_columns());
@@ -201,7 +182,7 @@ struct Consumer {
         const Slot V = shared.V(V_place.stage);
         V.wait_until_full(V_place.lap); // @operand V
         fence_async_proxy();
-        issue_registers_shared<cfg::B_c>(O[0], P, in_block(V.data)); // @product O
+        issue_registers_shared<cfg::B_c>(O[0], P, V.data); // @product O
     }
     DEVICE void finish_output() {
         wgmma_wait_group<0>();
@@ -227,8 +208,6 @@ struct Consumer {
 #pragma unroll
             for (int i = 0; i < accumulator_values; ++i)
                 O[0][n][i] = 0;
-        if (cfg::cluster > 1 && share.first == share.last)
-            return; // the other blocks of the cluster have all keys
         start_scores();
         wgmma_wait_group<0>();
         finish_scores();
@@ -266,34 +245,8 @@ struct Consumer {
             else
                 partials.store(to.slot, row, index, part);
         });
-        if (!whole)
-            combine_segments(to);
-    }
-    DEVICE void exchange_and_store(auto &softmax, const Destination &to) {
-        const Item &item = share.item;
-        exchange.wait_until_read();
-        for_each_part(softmax, [&](int row, int index, const RowPart &part) {
-            if (row < item.rows)
-                exchange.send(row, index, part);
-        });
-        exchange.announce(first_row);
-        exchange.wait_until_received();
-        const bool whole = share.is_whole_item();
-        const int first = Exchange::first_own_row(), rows = min(Exchange::rows, item.tile_rows() - first);
-#pragma unroll 1
-        for (int i = threadIdx.x; i < rows * RowPart::of_row; i += consumer_threads) {
-            const int row = i / RowPart::of_row, index = i % RowPart::of_row;
-            const RowPart part = exchange.combined(row, index);
-            if (whole)
-                store_result(args, item, first + row, index, part);
-            else
-                Partials{args}.store(to.slot, first + row, index, part);
-        }
-        exchange.release();
-        if (!whole)
-            combine_segments(to);
-    }
-    DEVICE void combine_segments(const Destination &to) {
+        if (whole)
+            return;
         arrive_and_combine<consumer_threads, 2>(args, share, to.segments, chunk,
                                                 [] { named_barrier_sync(barriers::consumers, consumer_threads); });
     }
@@ -305,20 +258,17 @@ struct Consumer {
 };
 
 template <HopperDecodeKernelConfig>
-__global__ void CLUSTER_DIMS __launch_bounds__(consumer_threads + warpgroup_threads, 1)
+__global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
     hopper_decode_kernel(const __grid_constant__ DecodeArguments args) {
     extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ int chunk;
     allow_next_grid();
-    const Share share = begin<consumer_threads + warpgroup_threads>(args, [&] {
-        if (threadIdx.x == 0)
-            shared.init_barriers();
-        if constexpr (cfg::cluster > 1)
-            cluster_sync(); // the barriers of all thread blocks are there
-        else
-            __syncthreads(); // the barriers are there
-    });
+    const Share share(args, find_start<consumer_threads + warpgroup_threads>(args));
+    if (threadIdx.x == 0)
+        shared.init_barriers();
+    __syncthreads(); // the barriers are there
+    wait_for_grids_before();
 
     // A warpgroup's registers are its own: of three, the producers give some to the consumers. Two have enough.
     if (threadIdx.x >= consumer_threads) {

@@ -10,32 +10,8 @@
 #pragma once
 #include "attention/decode_arguments.cuh"
 #include "attention/ranges.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/grid_dependency.cuh"
-#include "ptx/prefetch.cuh"
 #include "ptx/shuffle.cuh"
-
-// Whether a thread block finds its share, and has its first keys fetched, before the grids before it have ended.
-constexpr bool begins_early = cfg::prefetch && grids_overlap;
-
-// How lengths are read: before those grids have ended as a guess, which is confirmed after.
-struct LengthLoad {
-    DEVICE int operator()(const int *global) const {
-        if constexpr (begins_early)
-            return guess_global_4B(global);
-        else
-            return *global;
-    }
-};
-
-// The thread blocks of a cluster have one share of the line. Of each segment of it, every block has a part of the units.
-DEVICE uint32 sharer() { return blockIdx.x / cfg::cluster; }
-DEVICE int own_begin(int first, int last) {
-    return cfg::cluster == 1 ? first : first + (last - first) * (int)rank_in_cluster() / cfg::cluster;
-}
-DEVICE int own_end(int first, int last) {
-    return cfg::cluster == 1 ? last : first + (last - first) * ((int)rank_in_cluster() + 1) / cfg::cluster;
-}
 
 struct Item {
     int pair, head = 0; // of (sequence, row tile) pairs; of K and V
@@ -45,8 +21,7 @@ struct Item {
     int first_unit, units;
 
     DEVICE Item(const DecodeArguments &args, int pair)
-        : pair(pair), sequence(args, batch(args), LengthLoad{}),
-          first_row(args.row_tiles == 1 ? 0 : row_tile(args) * cfg::B_r),
+        : pair(pair), sequence(args, batch(args)), first_row(args.row_tiles == 1 ? 0 : row_tile(args) * cfg::B_r),
           rows(sequence.q_length * group(args) - first_row),
           window(args.forward.window_left, args.forward.window_right, args.forward.align_bottom_right, sequence.q_length,
                  sequence.kv_end - sequence.kv_begin) {
@@ -122,53 +97,29 @@ struct Start {
     Line line;
     int pair;           // which has its first place
     uint32 first_place; // of that pair, in the line
-    uint32 summed = 0;  // places of the pairs that this thread has looked at
-};
-
-DEVICE bool reads_lengths(const DecodeArguments &args) {
-    return variant::variable_lengths || args.kv_lengths || args.kv_begins || args.cache_index;
-}
-
-// Whether all items have as many places as each other, known without a look at any.
-DEVICE bool all_are_equal(const DecodeArguments &args) {
-    return !variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins;
-}
-
-// Pairs that one of `threads` threads looks at: some that follow each other.
-template <int threads> struct OwnPairs {
-    int first, last;
-
-    DEVICE OwnPairs(int pairs) {
-        const int per_thread = ceil_div(pairs, threads);
-        first = min((int)threadIdx.x * per_thread, pairs);
-        last = min(first + per_thread, pairs);
-    }
-    DEVICE uint32 places(const DecodeArguments &args) const {
-        uint32 sum = 0;
-#pragma unroll 1
-        for (int pair = first; pair < last; ++pair)
-            sum += Item(args, pair).places(args) * args.kv_heads;
-        return sum;
-    }
 };
 
 // All threads find it together, each with some of the pairs. Where nothing is read for it, it is found while the grid
 // before still runs.
 template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
     const int pairs = args.forward.batches * args.row_tiles;
-    if (!begins_early && reads_lengths(args))
+    if (variant::variable_lengths || args.kv_lengths || args.kv_begins || args.cache_index)
         wait_for_grids_before();
-    if (all_are_equal(args)) {
+    if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
         const uint32 places = Item(args, 0).places(args) * args.kv_heads;
         const Line line(args, places * pairs);
-        const int pair = pairs == 1 ? 0 : min((int)(line.begin(sharer()) / places), pairs - 1);
+        const int pair = pairs == 1 ? 0 : min((int)(line.begin(blockIdx.x) / places), pairs - 1);
         return {line, pair, pair * places};
     }
     constexpr int warps = threads / warp_threads;
     __shared__ uint32 of_warps[warps], first_place;
     __shared__ int first_pair;
-    const OwnPairs<threads> pairs_of_thread(pairs);
-    const uint32 own = pairs_of_thread.places(args);
+    const int per_thread = ceil_div(pairs, threads);
+    const int first = min((int)threadIdx.x * per_thread, pairs), last = min(first + per_thread, pairs);
+    uint32 own = 0;
+#pragma unroll 1
+    for (int pair = first; pair < last; ++pair)
+        own += Item(args, pair).places(args) * args.kv_heads;
 
     // The sum of all threads up to this one: within the warp, then over the warps before.
     uint32 up_to = own;
@@ -189,13 +140,13 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
         total += of_warps[warp];
     }
     const Line line(args, total);
-    const uint32 wanted = line.begin(sharer());
-    if (wanted == line.begin(sharer() + 1)) // the same for all threads
-        return {line, 0, wanted, own};
+    const uint32 wanted = line.begin(blockIdx.x);
+    if (wanted == line.begin(blockIdx.x + 1)) // the same for all threads
+        return {line, 0, wanted};
     uint32 place = up_to - own;
     if (place <= wanted && wanted < up_to)
 #pragma unroll 1
-        for (int pair = pairs_of_thread.first; pair < pairs_of_thread.last; ++pair) {
+        for (int pair = first; pair < last; ++pair) {
             const uint32 places = Item(args, pair).places(args) * args.kv_heads;
             if (wanted < place + places) {
                 first_pair = pair;
@@ -205,7 +156,7 @@ template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
             place += places;
         }
     __syncthreads(); // the one thread that found it has written it
-    return {line, first_pair, first_place, own};
+    return {line, first_pair, first_place};
 }
 
 // The segments of an item, in the order of its keys: each has a slot for its parts.
@@ -233,22 +184,19 @@ struct Segments {
 
 // A thread block's share of the line, segment after segment. It begins with the first.
 struct Share {
-    static constexpr int none = cfg::cluster == 1 ? 0 : -1; // in the place of units, where there is no segment
-
     Line line;
     uint32 end;
     uint32 first_of_pair; // the first place of the item's pair
     uint32 place;         // the next to look at
 
-    // The segment: the units [first, last) of an item, of whose splits the places are [first_split, item_end). In a
-    // cluster, these are the units of this thread block, which may have none.
+    // The segment: the units [first, last) of an item, of whose splits the places are [first_split, item_end).
     Item item;
     uint32 begin, first_split, item_end;
     int first, last;
 
     DEVICE Share(const DecodeArguments &args, const Start &start)
-        : line(start.line), end(line.begin(sharer() + 1)), first_of_pair(start.first_place),
-          place(line.begin(sharer())), item(args, start.pair) {
+        : line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
+          place(line.begin(blockIdx.x)), item(args, start.pair) {
         next(args);
     }
 
@@ -269,23 +217,19 @@ struct Share {
             const int split_units = max(1, args.split_units);
             first = (begin - first_split) * split_units;
             last = min((int)(place - first_split) * split_units, item.units);
-            if (begin < end) { // or else only what stands before the splits is in the share
-                const int begin_of_own = own_begin(first, last);
-                last = own_end(first, last);
-                first = begin_of_own;
+            if (begin < end) // or else only what stands before the splits is in the share
                 return;
-            }
         }
-        first = last = none;
+        first = last = 0;
     }
     // Whether there is a segment.
-    DEVICE bool is_some() const { return cfg::cluster == 1 ? first < last : first != none; }
+    DEVICE bool is_some() const { return first < last; }
 
     // Whether the thread block has nothing else to do.
     DEVICE bool is_last() const { return place >= end; }
     DEVICE bool is_whole_item() const { return begin == first_split && place == item_end; }
     // Where the parts of this segment lie.
     DEVICE uint32 slot(const DecodeArguments &args) const {
-        return args.split_units ? begin : 2 * sharer() + (line.begin(sharer()) < begin);
+        return args.split_units ? begin : 2 * blockIdx.x + (line.begin(blockIdx.x) < begin);
     }
 };

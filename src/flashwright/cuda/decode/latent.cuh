@@ -11,7 +11,6 @@
 #pragma once
 #include "attention/softmax.cuh"
 #include "decode/copies.cuh"
-#include "decode/early_start.cuh"
 #include "decode/scores.cuh"
 #include "decode/warpgroup_parts.cuh"
 #include "pipeline/ring.cuh"
@@ -356,11 +355,11 @@ __global__ void __launch_bounds__(consumer_threads + warpgroup_threads, 1)
     const SharedMemory shared{shared_address(shared_memory)};
     __shared__ int chunk;
     allow_next_grid();
-    const Share share = begin<consumer_threads + warpgroup_threads>(args, [&] {
-        if (threadIdx.x == 0)
-            shared.init_barriers();
-        __syncthreads(); // the barriers are there
-    });
+    const Share share(args, find_start<consumer_threads + warpgroup_threads>(args));
+    if (threadIdx.x == 0)
+        shared.init_barriers();
+    __syncthreads(); // the barriers are there
+    wait_for_grids_before();
 
     // A warpgroup's registers are its own: the producers give some to the consumers.
     const int warpgroup = uniform(threadIdx.x / warpgroup_threads);

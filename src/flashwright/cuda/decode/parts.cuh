@@ -184,12 +184,12 @@ DEVICE void combine(const DecodeArguments &args, const Item &item, const Segment
     }
 }
 
-// Counts a segment of which all threads have stored what is theirs, once for each block of a cluster, and combines what this
-// thread block has to of its item's. `chunk` is in shared memory; `barrier` waits for all threads.
+// Counts a segment whose parts all threads have stored, and combines what this thread block has to of its item's. `chunk`
+// is in shared memory; `barrier` waits for all threads.
 template <int threads, int parts, class Barrier>
 DEVICE void arrive_and_combine(const DecodeArguments &args, const Share &share, const Segments &segments, int &chunk,
                                const Barrier &barrier) {
-    const Progress progress(args, share.item, segments.count * cfg::cluster);
+    const Progress progress(args, share.item, segments.count);
     barrier(); // all threads have stored
     int claimed = 0;
     if (threadIdx.x == 0)

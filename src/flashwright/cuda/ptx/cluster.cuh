@@ -38,36 +38,3 @@ DEVICE void bulk_copy_to_block(uint32 there, uint32 here, uint32 barrier_there, 
                  "r"(here), "r"(bytes), "r"(barrier_there)
                  : "memory");
 }
-
-// Stores into another block's shared memory, at an address that `address_in_block` gives.
-DEVICE void store_remote_16B(uint32 there, Vector16B v) {
-    asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(there), "r"(v.words[0]), "r"(v.words[1]),
-                 "r"(v.words[2]), "r"(v.words[3])
-                 : "memory");
-}
-
-DEVICE void store_remote_8B(uint32 there, Pair pair) {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(pair.values[0]), "f"(pair.values[1])
-                 : "memory");
-}
-
-// Arrives at a barrier of any block of the cluster. Whatever this thread wrote or read, and what it saw of others behind a
-// barrier, comes before.
-DEVICE void mbarrier_arrive_in_cluster(uint32 barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Waits for a barrier of this block. What threads of other blocks wrote before they arrived at it is visible after.
-DEVICE void mbarrier_wait_in_cluster(uint32 barrier, uint32 parity) {
-    uint32 ended;
-    do {
-        asm volatile("{\n"
-                     ".reg .pred ended;\n"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, ended;\n"
-                     "}"
-                     : "=r"(ended)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!ended);
-}

@@ -3,12 +3,6 @@
 #pragma once
 #include "types.cuh"
 
-#if __CUDA_ARCH__ >= 900
-constexpr bool grids_overlap = true;
-#else
-constexpr bool grids_overlap = false;
-#endif
-
 // The next grid may start once all thread blocks have said so, or ended.
 DEVICE void allow_next_grid() {
 #if __CUDA_ARCH__ >= 900
@@ -16,8 +10,7 @@ DEVICE void allow_next_grid() {
 #endif
 }
 
-// Waits until all grids before have ended, and what they wrote is visible. Before, what is in global memory is a guess:
-// `guess_global_4B` reads it, `prefetch_line_to_L2` fetches it.
+// Waits until all grids before have ended, and what they wrote is visible. No global memory may be touched before.
 DEVICE void wait_for_grids_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -52,8 +52,6 @@ class Splitting(Blocking, Protocol):
 
     @property
     def blocks_per_sm(self) -> int: ...
-    @property
-    def cluster(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -177,10 +175,10 @@ def decode_launch(
             f"the cache has room for {places} units of {config.B_c} keys of all sequences and heads; allowed: up to "
             f"{MOST_PLACES}. Split the batch"
         )
-    sharers = max(1, multiprocessors * config.blocks_per_sm // config.cluster)
+    blocks = multiprocessors * config.blocks_per_sm
     return DecodeLaunch(
         variant=variant,
-        grid=(sharers * config.cluster, 1, 1),
+        grid=(blocks, 1, 1),
         arguments=DecodeArguments(
             forward,
             kv_lengths=cache.kv_lengths,
@@ -193,8 +191,8 @@ def decode_launch(
             kv_heads=k.shape[1],
             row_tiles=row_tiles,
             appended_keys=cache.appended_keys,
-            item_overhead=ITEM_OVERHEAD if items > sharers and not split_units else 0,
-            line_blocks=_line_blocks(sharers, sharers // config.blocks_per_sm, items),
+            item_overhead=ITEM_OVERHEAD if items > blocks and not split_units else 0,
+            line_blocks=_line_blocks(blocks, multiprocessors, items),
             split_units=split_units,
             partial_O=partials_address,
             partial_terms=partials_address + scratch.partial_terms,

@@ -66,7 +66,7 @@ def execute(
         cut_first = _steps_cut_first(config, sample, kv_rows, iterations, warp)
     elif sample == PLAIN_SAMPLE:
         steps = iterations + warp.steps_before_loop + warp.steps_ahead - 1
-        blocks = {operation.steps.tile: 1, operation.steps.step: steps * warp.thread_blocks}
+        blocks = {operation.steps.tile: 1, operation.steps.step: steps}
         q_rows, kv_rows, cut_first = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c, 0
     else:
         raise TooFewSteps(f"of {operation.name} kernels, steps are counted under a full mask alone")

@@ -32,8 +32,6 @@ class AmpereDecodeKernelConfig:
     """Thread blocks that a multiprocessor computes at a time: where one begins or ends, the others read on."""
     swizzled: bool = True
     """XOR-swizzle the shared-memory layout."""
-    prefetch: bool = False
-    """From sm_90 on: the first steps' keys and values are fetched into L2 while the grids before still run."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -54,11 +52,6 @@ class AmpereDecodeKernelConfig:
     def B_c(self) -> int:
         """Keys of a step."""
         return self.n_warps // self.row_warps * self.keys_per_warp
-
-    @property
-    def cluster(self) -> int:
-        """Thread blocks that divide a share of the keys."""
-        return 1
 
     def short_form(self) -> str:
         """One line with every field, e.g. `ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_2+blocks_1+swizzled`."""
@@ -82,5 +75,5 @@ class AmpereDecodeKernelConfig:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
-OPTIONS = {"swizzled": "swizzled", "prefetch": "prefetch"}
+OPTIONS = {"swizzled": "swizzled"}
 """Fields that are on or off, by their names in short forms."""

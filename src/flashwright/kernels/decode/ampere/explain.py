@@ -13,7 +13,6 @@ from flashwright.hardware.units import MMA_K, MMA_ROWS, WARP_THREADS
 from flashwright.kernels.decode.ampere.config import AmpereDecodeKernelConfig
 from flashwright.kernels.decode.ampere.shapes import AmpereDecodeShapes
 from flashwright.kernels.explanation import (
-    PREFETCH,
     SWIZZLED,
     ExecutedLoads,
     Explanation,
@@ -33,7 +32,6 @@ from flashwright.kernels.explanation import (
 
 _SWITCHES: dict[str, tuple[str, str]] = {
     "swizzled": SWIZZLED,
-    "prefetch": PREFETCH,
 }
 _SIZES = ("B_r", "keys_per_warp", "n_warps", "row_warps")
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "stages", "blocks_per_sm", *_SWITCHES)

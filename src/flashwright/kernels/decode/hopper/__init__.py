@@ -1,7 +1,7 @@
 """The Hopper family of decode kernels: `wgmma`, mbarriers, warp specialisation; tiles of many packed rows; sm_90a."""
 
 from flashwright.kernels.decode.append import APPEND, APPEND_THREADS
-from flashwright.kernels.decode.hopper.config import COUNTS, D_HEADS, OPTIONS, HopperDecodeKernelConfig
+from flashwright.kernels.decode.hopper.config import D_HEADS, HopperDecodeKernelConfig
 from flashwright.kernels.decode.hopper.defaults import (
     hopper_decode_default,
     hopper_decode_rejection_reason,
@@ -26,9 +26,8 @@ HOPPER_DECODE = KernelFamily(
         HopperDecodeKernelConfig,
         "hopper decode",
         r"stages_(\d+)",
-        OPTIONS,
+        {},
         "hopper decode (BF16, 128, 128, 64): stages_5",
-        COUNTS,
         sizes=3,
     ),
     shapes=HopperDecodeShapes,

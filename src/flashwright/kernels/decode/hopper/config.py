@@ -12,7 +12,6 @@ WARPGROUP_ROWS = 64
 """Rows of a warpgroup's product."""
 WARPS_PER_WARPGROUP = 4
 D_HEADS = (64, 128, 192, 256)
-CLUSTERS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, order=True)
@@ -28,10 +27,6 @@ class HopperDecodeKernelConfig:
     """Keys of a step."""
     stages: int = 2
     """Steps whose keys and values are in shared memory or on their way to it."""
-    cluster: int = 1
-    """Thread blocks that divide a share of the keys, and combine their results in each other's shared memory."""
-    prefetch: bool = False
-    """The first steps' keys and values are fetched into L2 while the grids before still run."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -42,8 +37,6 @@ class HopperDecodeKernelConfig:
                 raise ValueError(f"{name}: {value} is not allowed; allowed: {', '.join(map(str, allowed))}")
         if not 2 <= self.stages <= 16:
             raise ValueError(f"stages: {self.stages} is not allowed; allowed: 2 to 16")
-        if self.cluster not in CLUSTERS:
-            raise ValueError(f"cluster: {self.cluster} is not allowed; allowed: {', '.join(map(str, CLUSTERS))}")
 
     @property
     def n_consumers(self) -> int:
@@ -61,11 +54,8 @@ class HopperDecodeKernelConfig:
         return 1
 
     def short_form(self) -> str:
-        """One line with every field, e.g. `hopper decode (BF16, 128, 128, 64): stages_5`, a cluster of 1 left out."""
-        options = [f"stages_{self.stages}"]
-        options += [f"{token}_{getattr(self, name)}" for token, name in COUNTS.items() if getattr(self, name) > 1]
-        options += [token for token, name in OPTIONS.items() if getattr(self, name)]
-        return f"hopper decode ({self.dtype.name}, {self.d_head}, {self.B_r}, {self.B_c}): {'+'.join(options)}"
+        """One line with every field, e.g. `hopper decode (BF16, 128, 128, 64): stages_5`."""
+        return f"hopper decode ({self.dtype.name}, {self.d_head}, {self.B_r}, {self.B_c}): stages_{self.stages}"
 
     __str__ = short_form
 
@@ -80,9 +70,3 @@ class HopperDecodeKernelConfig:
     def values(self) -> tuple[Any, ...]:
         """The field values in order."""
         return tuple(getattr(self, field.name) for field in fields(self))
-
-
-COUNTS = {"cluster": "cluster"}
-"""Fields that are 1 where short forms leave them out, by their names there."""
-OPTIONS = {"prefetch": "prefetch"}
-"""Fields that are on or off, by their names in short forms."""

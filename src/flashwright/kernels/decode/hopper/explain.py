@@ -13,7 +13,6 @@ from flashwright.kernels.decode.hopper.config import WARPGROUP_ROWS, WARPS_PER_W
 from flashwright.kernels.decode.hopper.shapes import BARRIER_PAIR_BYTES, HopperDecodeShapes
 from flashwright.kernels.explanation import (
     CONSUMER,
-    PREFETCH,
     CoreMatrices,
     Explanation,
     Knob,
@@ -26,12 +25,10 @@ from flashwright.kernels.explanation import (
     SharedRegion,
     TracedWarp,
     doubled_and_halved,
-    turned,
 )
 
 _SIZES = ("B_r", "B_c")
-_SWITCHES: dict[str, tuple[str, str]] = {"prefetch": PREFETCH}
-KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "stages", "cluster", *_SWITCHES)
+KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "stages")
 """All but `dtype` and `d_head`, which say what is computed, not how."""
 WARPGROUPS_THAT_SHARE = 3
 """With so many in a thread block, the producers give registers to the consumers."""
@@ -39,24 +36,23 @@ WARPGROUPS_THAT_SHARE = 3
 
 def knobs(config: HopperDecodeKernelConfig) -> tuple[Knob, ...]:
     """Every field of the config, with what its value does."""
-    return tuple(_knob(config, field.name) for field in fields(config))
-
-
-def _knob(config: HopperDecodeKernelConfig, name: str) -> Knob:
-    value = getattr(config, name)
-    if name in _SWITCHES:
-        return Knob(name, "on" if value else "off", value, _SWITCHES[name][0 if value else 1])
     groups = "one consumer warpgroup" if config.n_consumers == 1 else f"{config.n_consumers} consumer warpgroups"
-    divided = "thread blocks that divide a share of the keys, and send each other parts of O"
     meanings = {
         "dtype": "element type of all tensors; products, softmax and partial results are in fp32",
         "d_head": "columns of all tensors",
         "B_r": f"packed rows of a tile, of all heads of Q that share a head of K and V: {groups}",
         "B_c": "keys of a step",
         "stages": "steps whose keys and values are in shared memory or on their way to it",
-        "cluster": divided if config.cluster > 1 else "a thread block has a share of the keys for itself",
     }
-    return Knob(name, value.name if name == "dtype" else str(value), None, meanings[name])
+    return tuple(
+        Knob(
+            each.name,
+            config.dtype.name if each.name == "dtype" else str(getattr(config, each.name)),
+            None,
+            meanings[each.name],
+        )
+        for each in fields(config)
+    )
 
 
 def shapes(config: HopperDecodeKernelConfig) -> tuple[Shape, ...]:
@@ -96,10 +92,7 @@ def shared_map(config: HopperDecodeKernelConfig) -> SharedMap:
         for stage in range(config.stages):
             offset = start + stage * derived.KV_bytes
             regions.append(SharedRegion(f"{operand}, stage {stage}", operand, offset, derived.KV_bytes))
-    if config.cluster > 1:
-        note = f"from {config.cluster} thread blocks"
-        regions.append(SharedRegion("parts of O", "O", derived.exchange_offset, derived.exchange_bytes, note))
-    pairs = derived.barrier_pairs
+    pairs = 2 * config.stages
     regions.append(
         SharedRegion(
             "barriers", "B", derived.barriers_offset, pairs * BARRIER_PAIR_BYTES, f"{pairs} pairs: full, empty"
@@ -131,14 +124,11 @@ def neighbours(config: HopperDecodeKernelConfig) -> Iterator[tuple[str, dict[str
     yield from doubled_and_halved(config, _SIZES)
     for other in (config.stages - 1, config.stages + 1):
         yield f"stages: {config.stages} → {other}", {"stages": other}
-    yield from doubled_and_halved(config, ("cluster",))
-    yield from turned(config, tuple(_SWITCHES))
 
 
 def warps(config: HopperDecodeKernelConfig) -> tuple[TracedWarp, ...]:
     """The first warp of the first consumer warpgroup. Its first step has no product to overlap with."""
-    name = "consumer warpgroup 0"
-    return (TracedWarp(0, name, CONSUMER, steps_before_loop=1, thread_blocks=config.cluster),)
+    return (TracedWarp(0, "consumer warpgroup 0", CONSUMER, steps_before_loop=1),)
 
 
 def banks(config: HopperDecodeKernelConfig) -> CoreMatrices:

@@ -31,11 +31,6 @@ class HopperDecodeShapes:
                 f"shared memory: {config} needs {self.shared_bytes} bytes; a thread block has at most {most}. "
                 "Choose a smaller B_c or fewer stages"
             )
-        if config.cluster > config.n_warps:
-            raise ValueError(
-                f"cluster: {config.cluster} thread blocks share the {config.n_warps} consumer warps' rows of {config}; "
-                "allowed: at most one for each warp"
-            )
         if self.operand_registers > MOST_OPERAND_REGISTERS:
             raise ValueError(
                 f"registers: O, S and P of {config} take {self.operand_registers} registers of a thread; allowed: "
@@ -78,26 +73,13 @@ class HopperDecodeShapes:
         return self.K_offset + self.config.stages * self.KV_bytes
 
     @property
-    def exchange_offset(self) -> int:
-        return self.V_offset + self.config.stages * self.KV_bytes
-
-    @property
-    def exchange_bytes(self) -> int:
-        """Of what the blocks of a cluster send each other: rows of O in fp32, each with its maximum and sum."""
-        return self.config.B_r * (4 * self.config.d_head + 8) if self.config.cluster > 1 else 0
-
-    @property
     def barriers_offset(self) -> int:
-        return self.exchange_offset + self.exchange_bytes
-
-    @property
-    def barrier_pairs(self) -> int:
-        return 2 * self.config.stages + (self.config.cluster > 1)
+        return self.V_offset + self.config.stages * self.KV_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one thread block."""
-        return self.barriers_offset + self.barrier_pairs * BARRIER_PAIR_BYTES
+        return self.barriers_offset + 2 * self.config.stages * BARRIER_PAIR_BYTES
 
     @property
     def operand_registers(self) -> int:

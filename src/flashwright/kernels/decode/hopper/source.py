@@ -23,9 +23,8 @@ def hopper_decode_source(config: HopperDecodeKernelConfig, variant: AttentionVar
     """The decode kernel of a config; raises `ValueError` for a config no kernel can be built from."""
     scores = [Product(config.B_c, A_in_registers=in_registers) for in_registers in (False, True)]  # one of them is used
     products = [*scores, Product(config.d_head, A_in_registers=True, B_summed_over_rows=True)]
-    cluster = f"__cluster_dims__({config.cluster})" if config.cluster > 1 else ""
     return KernelSource(
-        text=f'#define CLUSTER_DIMS {cluster}\n#include "{SPECIALISATION_HEADER}"\n#include "decode/hopper.cuh"\n',
+        text=f'#include "{SPECIALISATION_HEADER}"\n#include "decode/hopper.cuh"\n',
         headers=(
             (SPECIALISATION_HEADER, specialisation(config, _constants(config, variant))),
             (PRODUCTS_HEADER, wgmma_products(config.dtype, products)),
@@ -43,14 +42,13 @@ def hopper_append_source(config: HopperDecodeKernelConfig, variant: AttentionVar
 def _constants(config: HopperDecodeKernelConfig, variant: AttentionVariant) -> dict[str, dict[str, Constant]]:
     shapes = HopperDecodeShapes(config)
     names = (
-        "unit_keys", "Q_bytes", "KV_bytes", "K_offset", "V_offset", "exchange_offset", "barriers_offset",
-        "producer_registers", "consumer_registers", "Q_in_registers",
+        "unit_keys", "Q_bytes", "KV_bytes", "K_offset", "V_offset", "barriers_offset", "producer_registers",
+        "consumer_registers", "Q_in_registers",
     )  # fmt: skip
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
         | {
             "n_consumers": config.n_consumers,
-            "n_warps": config.n_warps,
             "blocks_per_sm": config.blocks_per_sm,
             "d_value": config.d_head,
             "tiles_apart": False,

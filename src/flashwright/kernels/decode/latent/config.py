@@ -51,11 +51,6 @@ class LatentDecodeKernelConfig:
         """Thread blocks that a multiprocessor computes at a time."""
         return 1
 
-    @property
-    def cluster(self) -> int:
-        """Thread blocks that divide a share of the keys."""
-        return 1
-
     def short_form(self) -> str:
         """One line with every field, e.g. `latent decode (BF16, 576, 64, 64): stages_2`."""
         return f"latent decode ({self.dtype.name}, {self.d_head}, {self.B_r}, {self.B_c}): stages_{self.stages}"
