@@ -38,7 +38,6 @@ KNOBS = {
     "assembler_reorders": "assemble at `-O3` instead of `-O1`",
     "keep_order": "hold the assembler to the kernel's order of loads and products",
     "ring_stages": "K and V in a ring: warps wait for copies, not for each other",
-    "paired_warps": "two warps share rows: half of the keys and of the columns each",
 }
 ORDER_KNOBS = (
     "Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles", "mma_double_buffer_loads", "assembler_reorders",

@@ -98,7 +98,6 @@ _KERNELS_DRAWN: tuple[tuple[str, str, str | None, str], ...] = (
     ("shared", "early", None, ""),
     ("shared", "early", "two_kv_stages", "on"),
     ("shared", "early", "ring_stages", "3"),
-    ("shared", "final", "paired_warps", "on"),
 )
 _HOPPER_DRAWN: tuple[tuple[str, str, str | None, str], ...] = (
     ("banks", "early", None, ""),

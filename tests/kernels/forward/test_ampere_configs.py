@@ -69,7 +69,6 @@ def configs(draw: st.DrawFn) -> FlashForwardKernelConfig:
         assembler_reorders=draw(flag),
         keep_order=draw(flag),
         ring_stages=draw(st.sampled_from((0, 2, 3, 8))),
-        paired_warps=draw(flag),
     )
 
 
@@ -146,7 +145,6 @@ def test_the_thirteen_seed_fields_come_first_and_the_later_ones_default_to_zero(
         ({"keep_order": True}, "keep_order"),
         ({"static_row_stride": 256}, "stride_256"),
         ({"ring_stages": 3}, "ring_3"),
-        ({"paired_warps": True}, "paired"),
     ],
 )
 def test_a_later_field_adds_its_own_token_to_the_short_form(change, token):
@@ -377,7 +375,7 @@ def test_a_config_without_a_kernel_is_never_worth_timing(config):
     except ValueError as error:
         reason = rejection_reason(config)
         assert reason == str(error) or reason.startswith("rule ")
-        assert re.match(r"(warps|pairs|stages|load tiles|shared memory|registers): ", str(error))
+        assert re.match(r"(warps|stages|load tiles|shared memory|registers): ", str(error))
 
 
 # --- The space -----------------------------------------------------------------------------------------------

@@ -100,7 +100,6 @@ def test_a_gemm_knows_its_tiles():
 
 
 RING = {"eager_load_blocks": True, "ring_stages": 3}
-PAIRED = {"paired_warps": True, "lazy_rescale": True, "mma_row_sum": True}
 
 
 @pytest.mark.parametrize(
@@ -127,18 +126,6 @@ PAIRED = {"paired_warps": True, "lazy_rescale": True, "mma_row_sum": True}
         ({"d_head": 96, "Q_mma_load_K_tiles": 8}, "8 does not divide the 12 fragments", {"Q_mma_load_K_tiles": 8}),
         ({"ring_stages": 3}, "ring_stages = 3 needs async_copy and eager_load_blocks", RING),
         (RING | {"two_kv_stages": True}, "ring_stages = 3 and two_kv_stages are two ways", RING),
-        ({"paired_warps": True}, "paired_warps needs lazy_rescale and mma_row_sum", PAIRED),
-        (PAIRED | {"peeled_first_step": True}, "no peeled_first_step", PAIRED),
-        (PAIRED | {"n_warps": 1, "B_r": 16}, "n_warps = 1; allowed: even numbers up to 10", PAIRED | {"n_warps": 2}),
-        (PAIRED | {"n_warps": 12, "B_r": 192}, "n_warps = 12; allowed: even numbers up to 10", PAIRED),
-        (PAIRED | {"n_warps": 8}, "B_r = 64 with n_warps = 8 .*16", PAIRED | {"n_warps": 8, "B_r": 128}),
-        (PAIRED | {"d_head": 96}, "d_head = 96 and B_c = 64; allowed: a d_head that is a power of two", PAIRED),
-        (PAIRED | {"B_c": 48}, "B_c that is a multiple of 32", PAIRED | {"B_c": 96}),
-        (
-            PAIRED | {"V_mma_load_K_tiles": 8},
-            "8 fragments are more than half of B_c/8 = 4",
-            PAIRED | {"V_mma_load_K_tiles": 4},
-        ),
     ],
 )
 def test_an_invalid_config_is_refused_with_the_rule_and_its_valid_neighbour_is_not(invalid, rule, valid):
@@ -146,16 +133,6 @@ def test_an_invalid_config_is_refused_with_the_rule_and_its_valid_neighbour_is_n
     with pytest.raises(ValueError, match=rule):
         ForwardKernelTileShapes(replace(base, **invalid))
     ForwardKernelTileShapes(replace(base, **valid))
-
-
-def test_paired_warps_have_half_of_the_keys_and_columns_of_twice_the_rows():
-    alone = parse_kernel_name_into_config("(BF16, 256, 128, 128, 8): async+load_2_2_2_tiles+mma_sum+lazy")
-    one, two = ForwardKernelTileShapes(alone), ForwardKernelTileShapes(replace(alone, paired_warps=True))
-    assert (one.QO_rows_per_warp, one.keys_per_warp, one.columns_per_warp) == (16, 128, 256)
-    assert (two.QO_rows_per_warp, two.keys_per_warp, two.columns_per_warp) == (32, 64, 128)
-    assert (two.S_accumulator_registers, two.O_accumulator_registers) == (64, 128)
-    # P of 32 rows × 64 keys and 32 maxima of each warp
-    assert two.shared_bytes - one.shared_bytes == 8 * (32 * 64 * 2 + 32 * 4)
 
 
 @pytest.mark.parametrize(("stages", "ahead"), [(2, 1), (3, 1), (4, 2), (5, 3)])

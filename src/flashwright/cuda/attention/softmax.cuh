@@ -12,7 +12,6 @@
 //   rows_may_be_empty With a mask, a row may have no score yet, or none at all.
 #pragma once
 #include "attention/rescaling.cuh"
-#include "attention/team.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
@@ -22,10 +21,8 @@
 
 // Per row: the reference, which is the maximum score so far, and the sum of the exponentials relative to it. If lazy, the
 // reference may be an earlier maximum, or above the maximum. A thread has two rows of each 16-row tile, the halves of an
-// accumulator. The rows' keys may be shared by a team of warps.
-template <class Policy, int row_tiles_, class Team = OneWarp> struct OnlineSoftmax {
-    static_assert(Team::warps == 1 || (Policy::lazy_rescale && Policy::mma_row_sum),
-                  "warps that share rows agree on references seldom, and never on sums");
+// accumulator.
+template <class Policy, int row_tiles_> struct OnlineSoftmax {
     static constexpr int row_tiles = row_tiles_;
 
     float row_max[row_tiles][halves];
@@ -45,12 +42,11 @@ template <class Policy, int row_tiles_, class Team = OneWarp> struct OnlineSoftm
     // Turns the scores S into exponentials relative to the row maxima, to which O and the sums are rescaled. In the
     // first step there is nothing yet to rescale.
     template <bool first, int S_column_tiles, int O_column_tiles>
-    DEVICE void step(float (&S)[row_tiles][S_column_tiles][4], float (&O)[row_tiles][O_column_tiles][4],
-                     const Team &team = {}) {
+    DEVICE void step(float (&S)[row_tiles][S_column_tiles][4], float (&O)[row_tiles][O_column_tiles][4]) {
         float maximum[row_tiles][halves];
         find_maxima<first>(S, maximum);
         if constexpr (!first) {
-            if (must_rescale(maximum, team))
+            if (must_rescale(maximum))
                 rescale(maximum, O);
         }
         exponentiate(S);
@@ -63,7 +59,7 @@ template <class Policy, int row_tiles_, class Team = OneWarp> struct OnlineSoftm
         find_maxima<first>(S, maximum);
         Shrinkage<row_tiles> shrinkage{};
         if constexpr (!first) {
-            shrinkage.needed = must_rescale(maximum, Team{});
+            shrinkage.needed = must_rescale(maximum);
             if (shrinkage.needed)
 #pragma unroll
                 for (int m = 0; m < row_tiles; ++m)
@@ -126,7 +122,7 @@ template <class Policy, int row_tiles_, class Team = OneWarp> struct OnlineSoftm
     // Whether O has to be rescaled to the new maxima of the warp's rows: always; or, if lazy, only when one has outgrown
     // the old. Few do, so that maxima are reduced over the lanes only then; and the others stay as they are, so that no
     // row depends on its neighbours.
-    DEVICE bool must_rescale(float (&maximum)[row_tiles][halves], const Team &team) const {
+    DEVICE bool must_rescale(float (&maximum)[row_tiles][halves]) const {
         if constexpr (!Policy::lazy_rescale)
             return true;
         bool any = false;
@@ -135,18 +131,14 @@ template <class Policy, int row_tiles_, class Team = OneWarp> struct OnlineSoftm
 #pragma unroll
             for (int half = 0; half < halves; ++half)
                 any |= outgrown(m, half, maximum[m][half]);
-        if (!team.any(any))
+        if (!__any_sync(all_lanes, any))
             return false;
-        if constexpr (Team::warps > 1) {
-            reduce_over_lanes(maximum);
-            team.join(maximum);
-        }
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int half = 0; half < halves; ++half) {
                 // What dominates is for each thread to tell; of maxima that of the row will do.
-                const float of_row = Team::warps > 1 ? maximum[m][half] : quad_max(maximum[m][half]);
+                const float of_row = quad_max(maximum[m][half]);
                 const bool grows = Policy::mma_row_sum ? outgrown(m, half, of_row)
                                                        : quad_any(outgrown(m, half, maximum[m][half]));
                 maximum[m][half] = grows ? of_row : row_max[m][half];

@@ -13,9 +13,9 @@
 #include "tile/products.cuh"
 
 using QFragments = Fragments<shape::QK_tiles, shape::QK_steps_per_tile, shape::row_tiles, shape::Q_buffers>;
-using KFragments = Fragments<shape::QK_tiles, shape::QK_steps_per_tile, shape::keys_per_warp / mma_depth, shape::K_buffers>;
+using KFragments = Fragments<shape::QK_tiles, shape::QK_steps_per_tile, cfg::B_c / mma_depth, shape::K_buffers>;
 using PFragments = Fragments<shape::PV_tiles, shape::PV_steps_per_tile, shape::row_tiles, shape::PV_tiles>;
-using VFragments = Fragments<shape::PV_tiles, shape::PV_steps_per_tile, shape::columns_per_warp / mma_depth, shape::V_buffers>;
+using VFragments = Fragments<shape::PV_tiles, shape::PV_steps_per_tile, cfg::d_head / mma_depth, shape::V_buffers>;
 using Copies = BlockCopies<shape::threads, cfg::async_copy>;
 using Keys = KeyBlocks<cfg::B_c, cfg::reversed_kv>;
 using Work = TileWork<cfg::B_r, Keys>;
@@ -34,39 +34,16 @@ struct SoftmaxPolicy {
 constexpr bool has_ring = cfg::ring_stages > 0;
 using Ring = RingOfCopies<shape::KV_stages, shape::threads>;
 
-// The warps that share rows: each has S of its keys and O of its columns.
-template <bool paired> struct TeamOf {
-    using type = OneWarp;
-    static DEVICE type at(uint32 Q_shared, int warp) { return {}; }
-};
-template <> struct TeamOf<true> {
-    using type = PairOfWarps<shape::row_tiles, PFragments::count>;
-    static_assert(type::shared_bytes == shape::pair_bytes);
-    static DEVICE type at(uint32 Q_shared, int warp) {
-        return {Q_shared + shape::pairs_offset + warp / type::warps * type::shared_bytes, warp};
-    }
-};
-using Team = TeamOf<cfg::paired_warps>::type;
-
-// A warp's part of the work: the rows, keys of a block and columns of O from these on.
-struct Part {
-    int row, key, column;
-
-    DEVICE explicit Part(int warp)
-        : row(warp / Team::warps * shape::QO_rows_per_warp), key(warp % Team::warps * shape::keys_per_warp),
-          column(warp % Team::warps * shape::columns_per_warp) {}
-};
-
 // Where K and V come from, which blocks of them are visited, and where these lie in shared memory.
 struct KVBlocks {
     ContiguousRows K, V;
-    uint32 Q_shared, K_shared, V_shared;
+    uint32 K_shared, V_shared;
     int length;
     Keys keys;
 
     DEVICE KVBlocks(const ForwardArguments &args, const Work &work, uint32 shared)
-        : K(rows_of(args.K, args, work)), V(rows_of(args.V, args, work)), Q_shared(shared),
-          K_shared(shared + shape::K_shared_offset), V_shared(shared + shape::V_shared_offset), length(work.sequence.kv_length), keys(work.keys) {}
+        : K(rows_of(args.K, args, work)), V(rows_of(args.V, args, work)), K_shared(shared + shape::K_shared_offset),
+          V_shared(shared + shape::V_shared_offset), length(work.sequence.kv_length), keys(work.keys) {}
 
     // Where the blocks of a step lie: with several stages, those of neighbouring steps lie apart.
     DEVICE uint32 K_block(int step) const { return K_shared + stage_offset(step); }
@@ -111,8 +88,8 @@ template <bool is_complete> DEVICE void refill(const Ring &ring, const KVBlocks 
 // What a warp holds in registers for its rows from the first KV block to the last.
 struct WarpState {
     SharedOperand<QFragments, cfg::B_r, Role::A> Q;
-    OnlineSoftmax<SoftmaxPolicy, shape::row_tiles, Team> softmax;
-    float O[shape::row_tiles][shape::columns_per_warp / mma_columns][accumulator_values] = {};
+    OnlineSoftmax<SoftmaxPolicy, shape::row_tiles> softmax;
+    float O[shape::row_tiles][cfg::d_head / mma_columns][accumulator_values] = {};
 
     DEVICE WarpState(uint32 Q_shared, float softmax_scale) : Q(Q_shared, lane_index()), softmax(softmax_scale) {}
 };
@@ -121,18 +98,6 @@ constexpr DEVICE Place place(bool entire_block) { return entire_block ? Place::r
 
 // Whether a step may need a mask though its block is complete.
 constexpr bool has_mask = variant::masks_left || variant::masks_right;
-
-// O += PV of the keys that P is of, which start at `first_key` of the block, and of a warp's columns.
-DEVICE void add_values(WarpState &warp, PFragments &P, uint32 V_block, int first_key, int first_column, uint32 lane) {
-    if constexpr (SoftmaxPolicy::mma_row_sum)
-        warp.softmax.add_row_sums(P); // @phase softmax
-    SharedOperand<VFragments, cfg::B_c, Role::B_transposed> V(V_block + first_key * layout::row_bytes, lane,
-                                                              first_column / mma_depth);
-    if constexpr (shape::V_entire_block)
-        V.load_entire_block<cfg::keep_order>(); // @product O
-    constexpr Place V_place = place(shape::V_entire_block);
-    matmul<cfg::dtype, Place::registers, V_place, shape::PV_double_buffer, cfg::keep_order>(P, V, warp.O); // @product O
-}
 
 // One block of K and V: S = QKᵀ, its softmax, O += PV. The tile's rows start at `q_row`.
 //
@@ -163,9 +128,8 @@ DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Ring &ring, const
         }
     }
 
-    const Part part(thread / warp_threads);
-    float S[shape::row_tiles][shape::keys_per_warp / mma_columns][accumulator_values] = {};
-    SharedOperand<KFragments, cfg::B_c, Role::B> K(kv.K_block(step) + part.key * layout::row_bytes, lane);
+    float S[shape::row_tiles][cfg::B_c / mma_columns][accumulator_values] = {};
+    SharedOperand<KFragments, cfg::B_c, Role::B> K(kv.K_block(step), lane);
     if constexpr (shape::K_entire_block)
         K.load_entire_block<cfg::keep_order>(); // @product S
     constexpr Place Q_place = place(shape::Q_entire_block), K_place = place(shape::K_entire_block);
@@ -181,18 +145,17 @@ DEVICE void kv_step(WarpState &warp, const KVBlocks &kv, const Ring &ring, const
             kv.start_K_copy<complete>(step + 1, thread);
     }
 
-    const Team team = TeamOf<cfg::paired_warps>::at(kv.Q_shared, thread / warp_threads);
-    scores.finish<masked>(S, q_row + part.row, kv.keys.first_key(step) + part.key);
-    warp.softmax.step<first>(S, warp.O, team); // @phase softmax
+    scores.finish<masked>(S, q_row + thread / warp_threads * shape::QO_rows_per_warp, kv.keys.first_key(step));
+    warp.softmax.step<first>(S, warp.O); // @phase softmax
     PFragments P;
     round_to_operand<cfg::dtype>(P, S); // @phase softmax
-    team.send(P); // @phase softmax
-    add_values(warp, P, kv.V_block(step), part.key, part.column, lane);
-    if constexpr (Team::warps > 1) {
-        // The other warp's exponentials came, or are on their way, while this one's were multiplied.
-        team.receive(P); // @phase softmax
-        add_values(warp, P, kv.V_block(step), shape::keys_per_warp - part.key, part.column, lane);
-    }
+    if constexpr (SoftmaxPolicy::mma_row_sum)
+        warp.softmax.add_row_sums(P); // @phase softmax
+    SharedOperand<VFragments, cfg::B_c, Role::B_transposed> V(kv.V_block(step), lane);
+    if constexpr (shape::V_entire_block)
+        V.load_entire_block<cfg::keep_order>(); // @product O
+    constexpr Place V_place = place(shape::V_entire_block);
+    matmul<cfg::dtype, Place::registers, V_place, shape::PV_double_buffer, cfg::keep_order>(P, V, warp.O); // @product O
 
     if constexpr (has_ring)
         ring.release(step);
@@ -240,7 +203,7 @@ DEVICE Tile tile_of_block(const ForwardArguments &args, BlockIndex block) {
 }
 
 DEVICE void compute(const ForwardArguments &args, const Work &work, uint32 Q_shared) {
-    const int warp_index = threadIdx.x / warp_threads, warp_row = Part(warp_index).row;
+    const int warp_row = threadIdx.x / warp_threads * shape::QO_rows_per_warp;
     const KVBlocks kv(args, work, Q_shared);
     const Ring ring{Q_shared + shape::ring_barriers_offset};
     const Scores scores{work.window, args.capping_scale};
@@ -284,16 +247,14 @@ DEVICE void compute(const ForwardArguments &args, const Work &work, uint32 Q_sha
         output.accumulate<output_columns, 8>(warp.softmax, warp_row, warp.O);
         return;
     }
-    // A warp's rows of Q were read by its team alone, so it may put its rows of O in their place without waiting for the
-    // others. With several stages no barrier has come after its lanes' last reads, but for those of a pair.
-    const Team team = TeamOf<cfg::paired_warps>::at(Q_shared, warp_index);
-    if constexpr (Team::warps == 1 && shape::KV_stages > 1)
-        team.sync();
-    copy_RF2SM<cfg::dtype, cfg::B_r>(Q_shared, warp_row, warp.O, Part(warp_index).column / mma_columns);
-    team.sync(); // all columns of the rows are there
-    constexpr int stored_rows = shape::QO_rows_per_warp / Team::warps;
-    copy_SM2GM<cfg::B_r, stored_rows, cfg::streaming_stores>(
-        output.O, output.O_stride, Q_shared, warp_row + warp_index % Team::warps * stored_rows, output.rows);
+    // A warp's rows of Q were read by that warp alone, so it may put its rows of O in their place without waiting for
+    // the others. With several stages no barrier has come after its lanes' last reads.
+    if constexpr (shape::KV_stages > 1)
+        __syncwarp();
+    copy_RF2SM<cfg::dtype, cfg::B_r>(Q_shared, warp_row, warp.O);
+    __syncwarp();
+    copy_SM2GM<cfg::B_r, shape::QO_rows_per_warp, cfg::streaming_stores>(output.O, output.O_stride, Q_shared, warp_row,
+                                                                        output.rows);
     if constexpr (variant::returns_lse)
         output.store_lse(warp.softmax, warp_row);
 }

@@ -56,16 +56,6 @@ DEVICE void store_shared_4B(uint32 shared, uint32 word) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
 }
 
-DEVICE float load_shared_float(uint32 shared) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(shared) : "memory");
-    return value;
-}
-
-DEVICE void store_shared_float(uint32 shared, float value) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(value) : "memory");
-}
-
 // Two neighbouring fp32 values.
 DEVICE Pair load_shared_8B(uint32 shared) {
     Pair pair;

@@ -125,18 +125,16 @@ template <int threads, bool asynchronous> struct BlockCopies {
     }
 };
 
-// Rounds a warp's accumulators to 16 bits and writes them into its rows of a block of shared memory, from a multiple of 8
-// columns on.
+// Rounds a warp's accumulators to 16 bits and writes them into its rows of a block of shared memory.
 template <DType dtype, int rows, int row_tiles, int column_tiles>
-DEVICE void copy_RF2SM(uint32 shared, int first_row, const float (&c)[row_tiles][column_tiles][4],
-                       int first_column_tile = 0) {
+DEVICE void copy_RF2SM(uint32 shared, int first_row, const float (&c)[row_tiles][column_tiles][4]) {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
             for (int half = 0; half < halves; ++half)
-                store_shared_4B(shared + vector_offset<rows>(first_row + accumulator_row(m, half), first_column_tile + n) +
+                store_shared_4B(shared + vector_offset<rows>(first_row + accumulator_row(m, half), n) +
                                     accumulator_column() * element_bytes,
                                 pack_16bit<dtype>(c[m][n][2 * half], c[m][n][2 * half + 1]));
 }

@@ -15,12 +15,6 @@ template <int tiles_, int steps_per_tile_, int outer_blocks_, int buffers> struc
     uint32 blocks[buffers][steps_per_tile][outer_blocks][4];
 
     DEVICE uint32 (&block(int tile, int step, int outer))[4] { return blocks[tile % buffers][step][outer]; }
-
-    // One after the other.
-    static constexpr int count = buffers * steps_per_tile * outer_blocks;
-    DEVICE uint32 (&nth(int i))[4] {
-        return blocks[i / (steps_per_tile * outer_blocks)][i / outer_blocks % steps_per_tile][i % outer_blocks];
-    }
 };
 
 // How an operand's block lies in shared memory: a row per row of A (Q), per column of A (dS), per column of B (K), or per

@@ -71,9 +71,6 @@ class FlashForwardKernelConfig:
     ring_stages: int = 0
     """Stages of a ring of K and V blocks, each guarded by two barriers in shared memory (mbarrier): a warp waits for
     the copies that it reads and for the stage that it refills, not for all warps. 0: barriers of the thread block."""
-    paired_warps: bool = False
-    """Two warps share the rows of both: each computes S of half the keys and O of half the columns, and they exchange P
-    through shared memory. Not in kernels that return the log-sum-exp."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -154,7 +151,6 @@ _OPTIONS_AFTER_TILES = {
     "two_stages": "two_kv_stages",
     "lazy": "lazy_rescale",
     "keep_order": "keep_order",
-    "paired": "paired_warps",
 }
 OPTION_FIELDS = _OPTIONS_BEFORE_TILES | _OPTIONS_AFTER_TILES
 NUMBERED_OPTIONS = {"stride": "static_row_stride", "ring": "ring_stages"}

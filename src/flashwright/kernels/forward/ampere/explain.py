@@ -84,11 +84,6 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "code has the kernel's order",
         "the assembler may move loads and products past each other",
     ),
-    "paired_warps": (
-        "two warps share the rows of both: each computes S of half the keys and O of half the columns, and gives the "
-        "other its P through shared memory",
-        "each warp has rows of its own, and computes with all keys and columns",
-    ),
 }
 _THROUGH_REGISTERS = {
     "eager_load_blocks": "V is copied before S = QKᵀ and the next K before softmax, but async_copy is off: "
@@ -125,9 +120,7 @@ def _knob(config: FlashForwardKernelConfig, name: str) -> Knob:
         "d_head": "columns of Q, K, V and O",
         "B_r": "rows of Q and O per thread block",
         "B_c": "rows of K and V per step of the loop",
-        "n_warps": f"warps per thread block, {config.B_r / config.n_warps:g} rows of Q each"
-        if not config.paired_warps
-        else f"warps per thread block, {2 * config.B_r / config.n_warps:g} rows of Q for each two",
+        "n_warps": f"warps per thread block, {config.B_r / config.n_warps:g} rows of Q each",
         "static_row_stride": "elements from a row to the next are known when compiling"
         if value
         else "the distance between rows is read at run time",
@@ -144,9 +137,9 @@ def shapes(config: FlashForwardKernelConfig) -> tuple[Shape, ...]:
     meanings = {
         "threads": "threads per block",
         "d_head_fragments": "8-wide fragments across a row",
-        "QO_rows_per_warp": "rows of Q and O that one warp, or a pair, owns",
+        "QO_rows_per_warp": "rows of Q and O that one warp owns",
         "QO_fragments_per_warp": "the same in fragments of 8",
-        "KV_calc_fragments": "fragments of a K/V block; every warp, or pair, multiplies with all of them",
+        "KV_calc_fragments": "fragments of a K/V block; every warp multiplies with all of them",
         "KV_ldst_fragments_per_warp": "a warp's share of copying a K/V block, rounded up to whole fragments",
         "QK_rmem_tile_fragments": "fragments along d_head in one register tile of S = QKᵀ",
         "QK_rmem_tiles": "such tiles",
@@ -176,13 +169,8 @@ def shared_map(config: FlashForwardKernelConfig) -> SharedMap:
         regions.append(SharedRegion(f"V{suffix}", "V", base + derived.V_shared_offset, size, note))
     if config.ring_stages:
         start = derived.ring_barriers_offset
-        size = derived.pairs_offset - start
+        size = derived.shared_bytes - start
         regions.append(SharedRegion("barriers", "B", start, size, "two a stage", is_block=False))
-    if config.paired_warps:
-        start = derived.pairs_offset
-        regions.append(
-            SharedRegion("pairs", "P", start, derived.shared_bytes - start, "P and maxima of each warp", is_block=False)
-        )
     return SharedMap(tuple(regions), derived.shared_bytes)
 
 
@@ -247,7 +235,7 @@ def _change(name: str, old: int, new: int) -> tuple[str, dict[str, Any]]:
 
 
 def work_per_step(config: FlashForwardKernelConfig) -> int:
-    """Scores that one warp computes in one KV step; a pair shares twice as many."""
+    """Scores that one warp computes in one KV step."""
     return config.B_r // config.n_warps * config.B_c
 
 

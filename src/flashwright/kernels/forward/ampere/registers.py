@@ -27,13 +27,12 @@ def register_phases(config: FlashForwardKernelConfig) -> tuple[RegisterPhase, ..
     """The operands alive in each part of a KV step. Addresses, counters and temporaries come on top."""
     derived = ForwardKernelTileShapes(config)
     rows, row_tiles = derived.QO_rows_per_warp, derived.QO_rows_per_warp // MMA_ROWS
-    keys, columns = derived.keys_per_warp, derived.columns_per_warp
-    O = _accumulator("O accumulator", rows, columns, derived.O_accumulator_registers)  # noqa: E741
-    S = _accumulator("S accumulator", rows, keys, derived.S_accumulator_registers)
-    P = OperandRegisters("P operand", derived.P_operand_registers, f"{rows} × {keys} at 16 bits ÷ 32 lanes")
+    O = _accumulator("O accumulator", rows, config.d_head, derived.O_accumulator_registers)  # noqa: E741
+    S = _accumulator("S accumulator", rows, config.B_c, derived.S_accumulator_registers)
+    P = OperandRegisters("P operand", derived.P_operand_registers, f"{rows} × {config.B_c} at 16 bits ÷ 32 lanes")
     Q = _fragments("Q fragments", rows, derived.QK, derived.Q_rmem_tile_buffers, derived.Q_operand_registers)
-    K = _fragments("K fragments", keys, derived.QK, derived.K_rmem_tile_buffers, derived.K_operand_registers)
-    V = _fragments("V fragments", columns, derived.PV, derived.V_rmem_tile_buffers, derived.V_operand_registers)
+    K = _fragments("K fragments", config.B_c, derived.QK, derived.K_rmem_tile_buffers, derived.K_operand_registers)
+    V = _fragments("V fragments", config.d_head, derived.PV, derived.V_rmem_tile_buffers, derived.V_operand_registers)
     sums = 4 if config.mma_row_sum else 2  # an accumulator of the tensor cores, or plain sums
     tiles = f"{row_tiles} tile{'s' if row_tiles > 1 else ''} of {MMA_ROWS} rows"
     row_state = OperandRegisters("row max and sum", row_tiles * (2 + sums), f"{tiles} × (2 maxima + {sums} sums)")

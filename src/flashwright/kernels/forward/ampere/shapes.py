@@ -20,8 +20,6 @@ from flashwright.hardware.units import (
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.shared_layout import MOST_SHARED_BYTES, SharedLayout
 
-ACCUMULATOR_BYTES = 4
-MOST_PAIRED_WARPS = 10
 RING_BARRIERS_BYTES = 16
 """Of one stage: two barriers of 8 bytes."""
 MOST_ACCUMULATORS = 512
@@ -68,7 +66,7 @@ class ForwardKernelTileShapes:
         self._check_stages()
         self._check_load_tiles("Q_mma_load_K_tiles", "d_head")
         self._check_load_tiles("K_mma_load_K_tiles", "d_head")
-        self._check_load_tiles("V_mma_load_K_tiles", "B_c", self.warps_per_row)
+        self._check_load_tiles("V_mma_load_K_tiles", "B_c")
         self._check_shared_memory()
         self._check_accumulators()
 
@@ -79,8 +77,7 @@ class ForwardKernelTileShapes:
 
     def _check_warps(self) -> None:
         B_r, n_warps = self.config.B_r, self.config.n_warps
-        self._check_pairs()
-        if B_r % (n_warps * MMA_ROWS):  # of a pair too, whose warps have rows of their own in some variants
+        if B_r % (n_warps * MMA_ROWS):
             raise ValueError(
                 f"warps: B_r = {B_r} with n_warps = {n_warps} gives a warp {B_r / n_warps:g} rows; "
                 f"an mma needs a multiple of {MMA_ROWS}"
@@ -88,26 +85,6 @@ class ForwardKernelTileShapes:
         if self.threads > MAX_BLOCK_THREADS:
             raise ValueError(
                 f"warps: n_warps = {n_warps} are {self.threads} threads; allowed: up to {MAX_BLOCK_THREADS} threads"
-            )
-
-    def _check_pairs(self) -> None:
-        config = self.config
-        if not config.paired_warps:
-            return
-        if config.n_warps % 2 or config.n_warps > MOST_PAIRED_WARPS:
-            raise ValueError(
-                f"pairs: paired_warps with n_warps = {config.n_warps}; allowed: even numbers up to "
-                f"{MOST_PAIRED_WARPS}, for a pair has three of the block's 16 barriers"
-            )
-        if not (config.lazy_rescale and config.mma_row_sum) or config.peeled_first_step:
-            raise ValueError(
-                "pairs: paired_warps needs lazy_rescale and mma_row_sum, and no peeled_first_step; "
-                "warps agree on references seldom, and never on sums"
-            )
-        if config.d_head & (config.d_head - 1) or config.B_c % (2 * MMA_K):
-            raise ValueError(
-                f"pairs: paired_warps with d_head = {config.d_head} and B_c = {config.B_c}; allowed: a d_head that is "
-                f"a power of two and a B_c that is a multiple of {2 * MMA_K}, half of which each warp has"
             )
 
     def _check_stages(self) -> None:
@@ -127,14 +104,13 @@ class ForwardKernelTileShapes:
                 f"stages: ring_stages = {ring} and two_kv_stages are two ways to stage K and V; choose one"
             )
 
-    def _check_load_tiles(self, field: str, k_field: str, parts: int = 1) -> None:
+    def _check_load_tiles(self, field: str, k_field: str) -> None:
         tiles = getattr(self.config, field)
         if tiles == 0:
             return
         if tiles < 2 or tiles & (tiles - 1):
             raise ValueError(f"load tiles: {field}: {tiles} is not allowed; allowed: 0, or a power of two from 2")
-        K = getattr(self.config, k_field) // parts
-        k_field = k_field if parts == 1 else f"half of {k_field}"
+        K = getattr(self.config, k_field)
         buffers = 2 if self.config.mma_double_buffer_loads else 1
         most = K // (FRAGMENT * buffers)
         if tiles > most:
@@ -171,7 +147,7 @@ class ForwardKernelTileShapes:
 
     @property
     def QO_rows_per_warp(self) -> int:
-        return self.config.B_r // (self.config.n_warps // self.warps_per_row)
+        return self.config.B_r // self.config.n_warps
 
     @property
     def QO_fragments_per_warp(self) -> int:
@@ -179,7 +155,7 @@ class ForwardKernelTileShapes:
 
     @property
     def KV_calc_fragments(self) -> int:
-        """Fragments along B_c: every warp, or pair of warps, computes with all of a K/V block."""
+        """Fragments along B_c: every warp computes with all of a K/V block."""
         return self.config.B_c // FRAGMENT
 
     @property
@@ -194,7 +170,7 @@ class ForwardKernelTileShapes:
 
     @property
     def PV_rmem_tile_fragments(self) -> int:
-        return self.config.V_mma_load_K_tiles or self.KV_calc_fragments // self.warps_per_row
+        return self.config.V_mma_load_K_tiles or self.KV_calc_fragments
 
     @property
     def QK_rmem_tiles(self) -> int:
@@ -202,8 +178,7 @@ class ForwardKernelTileShapes:
 
     @property
     def PV_rmem_tiles(self) -> int:
-        """Of the keys whose P a warp has at a time."""
-        return self.KV_calc_fragments // self.warps_per_row // self.PV_rmem_tile_fragments
+        return self.KV_calc_fragments // self.PV_rmem_tile_fragments
 
     @property
     def Q_rmem_tile_buffers(self) -> int:
@@ -249,31 +224,17 @@ class ForwardKernelTileShapes:
     # --- Threads and registers -----------------------------------------------------------------------------
 
     @property
-    def warps_per_row(self) -> int:
-        return 2 if self.config.paired_warps else 1
-
-    @property
-    def keys_per_warp(self) -> int:
-        """Of a block, whose S a warp computes."""
-        return self.config.B_c // self.warps_per_row
-
-    @property
-    def columns_per_warp(self) -> int:
-        """Of O."""
-        return self.config.d_head // self.warps_per_row
-
-    @property
     def threads(self) -> int:
         return self.config.n_warps * WARP_THREADS
 
     @property
     def S_accumulator_registers(self) -> int:
         """fp32 registers per thread for a warp's part of S."""
-        return self.QO_rows_per_warp * self.keys_per_warp // WARP_THREADS
+        return self.QO_rows_per_warp * self.config.B_c // WARP_THREADS
 
     @property
     def O_accumulator_registers(self) -> int:
-        return self.QO_rows_per_warp * self.columns_per_warp // WARP_THREADS
+        return self.QO_rows_per_warp * self.config.d_head // WARP_THREADS
 
     @property
     def P_operand_registers(self) -> int:
@@ -286,11 +247,11 @@ class ForwardKernelTileShapes:
 
     @property
     def K_operand_registers(self) -> int:
-        return self._operand_registers(self.keys_per_warp, self.QK_rmem_tile_fragments, self.K_rmem_tile_buffers)
+        return self._operand_registers(self.config.B_c, self.QK_rmem_tile_fragments, self.K_rmem_tile_buffers)
 
     @property
     def V_operand_registers(self) -> int:
-        return self._operand_registers(self.columns_per_warp, self.PV_rmem_tile_fragments, self.V_rmem_tile_buffers)
+        return self._operand_registers(self.config.d_head, self.PV_rmem_tile_fragments, self.V_rmem_tile_buffers)
 
     @property
     def recomputes_copy_offsets(self) -> bool:
@@ -339,18 +300,7 @@ class ForwardKernelTileShapes:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one thread block."""
-        pairs = self.config.n_warps // 2 if self.config.paired_warps else 0
-        return self.pairs_offset + pairs * self.pair_bytes
-
-    @property
-    def pairs_offset(self) -> int:
-        """Where pairs of warps exchange what they have."""
         return self.ring_barriers_offset + self.config.ring_stages * RING_BARRIERS_BYTES
-
-    @property
-    def pair_bytes(self) -> int:
-        """Of each of two warps: P, at 16 bits, and the maxima of its rows."""
-        return 2 * self.QO_rows_per_warp * (self.keys_per_warp * ELEMENT_BYTES + ACCUMULATOR_BYTES)
 
     # --- The ring ------------------------------------------------------------------------------------------
 

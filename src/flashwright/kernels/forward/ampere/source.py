@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from flashwright.hardware.units import MMA_ROWS
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
@@ -20,12 +20,11 @@ from flashwright.problem.variant import PLAIN, AttentionVariant
 
 def forward_kernel_source(config: FlashForwardKernelConfig, variant: AttentionVariant = PLAIN) -> KernelSource:
     """The forward kernel of a config; raises `ValueError` for a config no kernel can be built from."""
-    computed = computed_config(config, variant)
-    shapes = ForwardKernelTileShapes(computed)
+    shapes = ForwardKernelTileShapes(config)
     return KernelSource(
         text=f'#include "{SPECIALISATION_HEADER}"\n#include "forward/ampere.cuh"\n',
         headers=(
-            (SPECIALISATION_HEADER, specialisation(config, _constants(computed, shapes, variant))),
+            (SPECIALISATION_HEADER, specialisation(config, _constants(config, shapes, variant))),
             *device_headers(),
         ),
         name_expression=config.kernel_name(),
@@ -35,12 +34,6 @@ def forward_kernel_source(config: FlashForwardKernelConfig, variant: AttentionVa
         # it. -O0 keeps the order, and takes five times the instructions: for that there is `keep_order`.
         options=("--ptxas-options=-O3" if config.assembler_reorders else "--ptxas-options=-O1",),
     )
-
-
-def computed_config(config: FlashForwardKernelConfig, variant: AttentionVariant) -> FlashForwardKernelConfig:
-    """A log-sum-exp is of sums before rounding, which paired warps do not exchange: its kernel has the same blocks at
-    the same places of shared memory, and each warp has rows of its own."""
-    return replace(config, paired_warps=config.paired_warps and not variant.returns_lse)
 
 
 def _constants(
@@ -53,8 +46,6 @@ def _constants(
         "shape": {
             "threads": shapes.threads,
             "QO_rows_per_warp": shapes.QO_rows_per_warp,
-            "keys_per_warp": shapes.keys_per_warp,
-            "columns_per_warp": shapes.columns_per_warp,
             "row_tiles": shapes.QO_rows_per_warp // MMA_ROWS,
             "QK_tiles": shapes.QK.tiles,
             "QK_steps_per_tile": shapes.QK.mma_steps_per_tile,
@@ -73,8 +64,6 @@ def _constants(
             "KV_stage_bytes": shapes.KV_stage_bytes,
             "KV_stages": shapes.KV_stages,
             "ring_barriers_offset": shapes.ring_barriers_offset,
-            "pairs_offset": shapes.pairs_offset,
-            "pair_bytes": shapes.pair_bytes,
             "steps_ahead": shapes.steps_ahead,
             "recomputes_copy_offsets": shapes.recomputes_copy_offsets,
         },
