@@ -336,15 +336,13 @@ def test_the_space_holds_the_untuned_defaults(d_head, causal, long):
 
 
 @pytest.mark.parametrize("d_head", D_HEADS)
-@pytest.mark.parametrize(
-    ("causal", "keys", "leads"),
-    [(False, MEDIUM, True), (False, LONG, True), (True, MEDIUM, False), (True, LONG, True), (True, LONGEST, True)],
-)
-def test_the_first_block_leads_but_along_short_diagonals(d_head, causal, keys, leads):
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("keys", [MEDIUM, LONG, LONGEST])
+def test_the_first_block_leads_but_along_short_diagonals_of_narrow_heads(d_head, causal, keys):
     """Whatever the rows: a prefill in chunks visits as many blocks as a whole one."""
     for rows in (MEDIUM, LONG):
         occasion = Occasion(DType.BF16, d_head, causal, rows, keys, gpu=None)
-        assert hopper_default(occasion).first_block_leads is leads
+        assert hopper_default(occasion).first_block_leads is not (d_head == 64 and causal and keys == MEDIUM)
 
 
 @pytest.mark.parametrize(

@@ -366,6 +366,19 @@ def test_products_run_while_others_are_issued(d_head, variant):
     assert SERIALISED not in kernel.program.log
 
 
+def test_no_step_collects_addresses_for_the_one_that_is_computed_again():
+    """Products take addresses from registers that a warp shares. The compiler may keep those of K for after an
+    overflow, in a thread's own, and then moves them in every step: 47 at d_head 256."""
+    if find_disassembler() is None:
+        pytest.skip(NOT_FOUND)
+    occasion = Occasion(DType.BF16, 256, True, LONG, LONG, GPUModel.of_architecture("H200", "sm_90"))
+    listing = disassemble(compile_kernel(hopper_default(occasion), variant=CAUSAL).cubin)
+    opcodes = [line.opcode for line in sass_loop(listing, [*KV_LOOP, Kind.VOTE]).body]
+    before_vote = opcodes[: next(i for i, opcode in enumerate(opcodes) if opcode.startswith("BAR.RED"))]
+    assert sum(opcode.startswith("HGMMA") for opcode in before_vote) == 256 // 16 + 64 // 16
+    assert sum(opcode.startswith("R2UR") for opcode in before_vote) < 16
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", get_hopper_configs("BF16"), ids=str)
 @pytest.mark.parametrize("variant", [PLAIN, CAUSAL], ids=["full", "causal"])

@@ -297,6 +297,9 @@ struct Consumer {
             overflowed = any_of_warpgroup(softmax.overflows(sums));
             if (overflowed) {
                 await_output();
+                // To the compiler another stage, whose addresses it has not computed before.
+                if constexpr (shape::recomputes_addresses)
+                    K_place.stage = uniform(K_place.stage);
                 start_scores();
                 wgmma_wait_group<0>();
                 pin_registers(S[0]);

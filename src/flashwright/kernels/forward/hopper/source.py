@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from flashwright.kernels.forward.hopper.config import HopperForwardKernelConfig
+from flashwright.kernels.forward.hopper.config import MAX_CONSUMERS, HopperForwardKernelConfig
 from flashwright.kernels.forward.hopper.schedule import MAX_LISTED_BLOCKS, MAX_LISTED_TILES
 from flashwright.kernels.forward.hopper.shapes import TILE_STAGES, HopperTileShapes, blocks_with_care
 from flashwright.kernels.source import (
@@ -52,6 +52,9 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
         | {
             "first_block_leads": first_leads,
             "blocks_with_care": blocks_with_care(config.B_c, first_leads=first_leads),
+            # Where registers are few, or a mask's code needs them, addresses of K that the compiler keeps for the rare
+            # step that is computed again cost every other step: 100 instructions before its products at d_head 256.
+            "recomputes_addresses": first_leads and (config.n_consumers == MAX_CONSUMERS or variant.masks_right),
             "Q_offset": 0,
             "tile_stages": TILE_STAGES,
             "listed_blocks": MAX_LISTED_BLOCKS,
