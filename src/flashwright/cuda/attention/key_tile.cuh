@@ -105,3 +105,23 @@ template <class Work> struct QuerySteps {
         return {work.q_head(args, index), block, work.queries.first_query(block)};
     }
 };
+
+// The same for steps that come one after the other, without a division in each.
+template <class Work> struct RunningSteps {
+    const BackwardArguments &args;
+    const Work &work;
+    int index = 0, begin = 0; // of the head at hand, and its first step
+
+    DEVICE void advance_to(int step) {
+        if (variant::grouped_heads && step - begin == work.queries.count) {
+            ++index;
+            begin = step;
+        }
+    }
+    // The step that it was advanced to, or the one before.
+    DEVICE QueryStep at(int step) const {
+        const bool before = variant::grouped_heads && step < begin;
+        const int block = step - begin + (before ? work.queries.count : 0);
+        return {work.q_head(args, index - before), block, work.queries.first_query(block)};
+    }
+};

@@ -63,12 +63,13 @@ struct NextQueries {
     const BackwardArguments &args;
     const Work &work;
     SharedMemory shared;
+    RunningSteps<Work> steps;
     int step = 0;
     const char *Q, *dO;       // this thread's first vectors
     const float *lse, *dot;   // the block's first row
 
     DEVICE NextQueries(const BackwardArguments &args, const Work &work, SharedMemory shared)
-        : args(args), work(work), shared(shared) {
+        : args(args), work(work), shared(shared), steps{args, work} {
         find();
     }
 
@@ -79,8 +80,8 @@ struct NextQueries {
     DEVICE void start_dO_copy() const { start_copy(shared.dO(step), dO, args.dO); } // @operand dO
 
     DEVICE void advance() {
-        ++step;
-        if (variant::grouped_heads && step % work.queries.count == 0) {
+        steps.advance_to(++step);
+        if (variant::grouped_heads && step == steps.begin) {
             find();
         } else {
             Q += cfg::B_r * row_stride_bytes<0>(args.forward.Q);
@@ -91,7 +92,7 @@ struct NextQueries {
     }
 
   private:
-    DEVICE QueryStep at() const { return QuerySteps<Work>{args, work}.at(step); }
+    DEVICE QueryStep at() const { return steps.at(step); }
 
     DEVICE void find() {
         const QueryStep at = this->at();
@@ -205,8 +206,10 @@ struct Warp {
 };
 
 // dQ of one block of queries, added to its sums.
-DEVICE void add_queries_gradient(const Warp &warp, const BackwardArguments &args, const Work &work, int step) {
-    const QueryStep at = QuerySteps<Work>{args, work}.at(step);
+DEVICE void add_queries_gradient(const Warp &warp, const RunningSteps<Work> &at_hand, int step) {
+    const BackwardArguments &args = at_hand.args;
+    const Work &work = at_hand.work;
+    const QueryStep at = at_hand.at(step);
     Sums::Accumulator dQ = {};
     warp.queries_gradient(dQ, step); // @product dQ
     float *sums =
@@ -226,11 +229,11 @@ DEVICE void add_queries_gradient(const Warp &warp, const BackwardArguments &args
 }
 
 // One block of queries.
-DEVICE void query_step(Warp &warp, NextQueries &next, int step, int steps) {
+DEVICE void query_step(Warp &warp, const RunningSteps<Work> &at_hand, NextQueries &next, int step, int steps) {
     const BackwardArguments &args = next.args;
     const Work &work = next.work;
     const SharedMemory &shared = warp.shared;
-    const QueryStep at = QuerySteps<Work>{args, work}.at(step);
+    const QueryStep at = at_hand.at(step);
     const bool last = step + 1 == steps;
     Copies::wait<0>(); // @operand Q
     // After this barrier every thread's part of Q and dO (and of K and V) is visible to all warps, as is dS of the previous
@@ -245,7 +248,7 @@ DEVICE void query_step(Warp &warp, NextQueries &next, int step, int steps) {
     // Of the warps that share a scheduler, one multiplies for dQ while the other exponentiates. In order, all add at once.
     const bool dQ_first = cfg::n_warps > schedulers && !cfg::ordered && warp.warp / schedulers % 2;
     if (cfg::late_dQ && dQ_first && step > 0)
-        add_queries_gradient(warp, args, work, step - 1);
+        add_queries_gradient(warp, at_hand, step - 1);
 
     const float scale_log2 = args.forward.softmax_scale * log2_e;
     const bool plain = at.block >= work.queries.plain_begin && at.block < work.queries.plain_end;
@@ -273,7 +276,7 @@ DEVICE void query_step(Warp &warp, NextQueries &next, int step, int steps) {
         warp.own_gradient(warp.dK, dS, shared.Q(step), slice); // @product dK
     }
     if (cfg::late_dQ && !dQ_first && step > 0)
-        add_queries_gradient(warp, args, work, step - 1);
+        add_queries_gradient(warp, at_hand, step - 1);
 
     // After this barrier dS, and P if it is there, is visible to all warps. With one part, every warp has finished with
     // Q and dO: a late dQ needs the barrier for nothing else.
@@ -292,7 +295,7 @@ DEVICE void query_step(Warp &warp, NextQueries &next, int step, int steps) {
     next.advance();
 
     if constexpr (!cfg::late_dQ)
-        add_queries_gradient(warp, args, work, step);
+        add_queries_gradient(warp, at_hand, step);
 }
 
 DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemory shared) {
@@ -311,12 +314,15 @@ DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemor
         next.start_Q_copy();
         next.start_dO_copy();
         next.advance();
+        RunningSteps<Work> at_hand{args, work};
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step)
-            query_step(warp, next, step, steps);
+        for (int step = 0; step < steps; ++step) {
+            at_hand.advance_to(step);
+            query_step(warp, at_hand, next, step, steps);
+        }
         if constexpr (cfg::late_dQ) {
             __syncthreads(); // dS of the last block is visible to all warps
-            add_queries_gradient(warp, args, work, steps - 1);
+            add_queries_gradient(warp, at_hand, steps - 1);
         }
     }
 #pragma unroll
