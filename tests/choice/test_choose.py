@@ -78,7 +78,14 @@ def test_a_few_rows_on_a_few_keys_are_computed_by_the_ampere_family_on_a_hopper_
         return best_family(Occasion(DType.BF16, 128, False, q_bucket, kv_bucket, UNKNOWN_HOPPER)).name
 
     assert (family(SHORT, SHORT), family(SHORT, LONG), family(LONG, LONG)) == ("ampere", "hopper", "hopper")
-    for q_length, kv_length, name in ((64, 1024, "ampere"), (64, 1025, "hopper"), (65, 1024, "hopper")):
+    boundaries = (
+        (1, 1024, "ampere"),
+        (64, 1024, "ampere"),
+        (1, 1025, "hopper"),
+        (64, 1025, "hopper"),
+        (65, 1024, "hopper"),
+    )
+    for q_length, kv_length, name in boundaries:
         lengths = {"q_length": q_length, "kv_length": kv_length}
         assert family_of(default_config(DType.BF16, 128, causal=False, gpu=UNKNOWN_HOPPER, **lengths)).name == name
 

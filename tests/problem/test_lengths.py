@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from flashwright.problem.lengths import LENGTH_BUCKETS, LONG, LONGEST, MEDIUM, SHORT, length_bucket
+from flashwright.problem.lengths import LENGTH_BUCKETS, LONG, LONGEST, MEDIUM, SHORT, SHORTEST, length_bucket
 
 
 @pytest.mark.parametrize(
     ("length", "bucket"),
     [
-        (1, SHORT),
+        (1, SHORTEST),
+        (16, SHORTEST),
+        (17, SHORT),
         (64, SHORT),
         (65, MEDIUM),
         (1024, MEDIUM),
@@ -20,11 +22,11 @@ from flashwright.problem.lengths import LENGTH_BUCKETS, LONG, LONGEST, MEDIUM, S
         (2**20, LONGEST),
     ],
 )
-def test_lengths_fall_into_four_buckets(length, bucket):
+def test_lengths_fall_into_five_buckets(length, bucket):
     assert length_bucket(length) == bucket
     first, _, last = bucket.partition("-")
     assert int(first) <= length <= int(last or length)
 
 
 def test_buckets_are_named_in_the_order_of_their_lengths():
-    assert [length_bucket(length) for length in (1, 100, 2_000, 10_000)] == list(LENGTH_BUCKETS)
+    assert [length_bucket(length) for length in (1, 40, 100, 2_000, 10_000)] == list(LENGTH_BUCKETS)

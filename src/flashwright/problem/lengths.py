@@ -5,11 +5,14 @@ from __future__ import annotations
 MAX_LENGTH = 2**30
 """Rows of a sequence: positions and window offsets are 32-bit integers in the kernel."""
 
-SHORT, MEDIUM, LONG, LONGEST = LENGTH_BUCKETS = ("1-64", "65-1024", "1025-4096", "4097-")
-"""Ranges of query rows, and of keys, that one config serves. Up to 64 rows, a block of 128 would be half empty."""
+SHORTEST, SHORT, MEDIUM, LONG, LONGEST = LENGTH_BUCKETS = ("1-16", "17-64", "65-1024", "1025-4096", "4097-")
+"""Ranges of query rows, and of keys, that one config serves. Up to 64 rows, a block of 128 would be half empty; up to
+16 rows fill one warp."""
 
 
 def length_bucket(length: int) -> str:
+    if length <= 16:
+        return SHORTEST
     if length <= 64:
         return SHORT
     if length <= 1024:

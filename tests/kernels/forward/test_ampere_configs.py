@@ -27,7 +27,7 @@ from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.registry import family_named, search_space_of
 from flashwright.problem.dtypes import NUMPY_DTYPES
-from flashwright.problem.lengths import LENGTH_BUCKETS, LONGEST, MEDIUM, SHORT
+from flashwright.problem.lengths import LENGTH_BUCKETS, LONGEST, MEDIUM, SHORT, SHORTEST
 
 AMPERE = family_named("ampere")
 AMPERE_D_HEADS = AMPERE.d_heads
@@ -422,11 +422,15 @@ def test_the_default_space_has_every_rung_and_every_default(dtype, d_head):
     assert {default_for(dtype, d_head, *occasion) for occasion in OCCASIONS} <= space
 
 
-@pytest.mark.parametrize("d_head", [64, 128])
-def test_short_sequences_have_a_block_of_one_warp_each_and_a_few_rows_of_many_keys_have_not(d_head):
-    short = {default_for("BF16", d_head, SHORT, SHORT, gpu) for gpu in GPUS}
-    assert {(config.B_r, config.B_c, config.n_warps) for config in short} == {(16, 16, 1)}
-    assert {default_for("BF16", d_head, SHORT, MEDIUM, gpu).B_r for gpu in GPUS} == {64}
+@pytest.mark.parametrize("d_head", AMPERE_D_HEADS)
+def test_short_sequences_have_small_blocks_and_a_few_rows_of_many_keys_have_not(d_head):
+    def blocks(rows: str, keys: str) -> set[tuple[int, int, int]]:
+        found = {default_for("BF16", d_head, rows, keys, gpu) for gpu in GPUS}
+        return {(config.B_r, config.B_c, config.n_warps) for config in found}
+
+    assert blocks(SHORTEST, SHORTEST) == blocks(SHORTEST, SHORT) == {(16, 16, 1)}
+    assert blocks(SHORT, SHORT) == blocks(SHORT, SHORTEST) == {(32, 32, 2) if d_head <= 128 else (64, 64, 4)}
+    assert blocks(SHORTEST, MEDIUM) == blocks(SHORT, MEDIUM) == {(64, 64, 4)}
 
 
 def test_the_filter_refuses_the_three_rungs_that_stream_q_at_64_by_64_and_some_defaults():
@@ -435,7 +439,7 @@ def test_the_filter_refuses_the_three_rungs_that_stream_q_at_64_by_64_and_some_d
     assert all(refused[number].startswith("rule 5: ") for number in (4, 5, 6))
     used = {d_head: {default_for("BF16", d_head, *occasion) for occasion in OCCASIONS} for d_head in AMPERE_D_HEADS}
     rules = {d_head: {(rejection_reason(c) or "").partition(":")[0] for c in found} for d_head, found in used.items()}
-    assert rules == {32: {"", "rule 6"}, 64: {""}, 96: {""}, 128: {""}, 160: {""}, 192: {""},
+    assert rules == {32: {"", "rule 6"}, 64: {""}, 96: {""}, 128: {""}, 160: {"", "rule 5"}, 192: {"", "rule 5"},
                      256: {"rule 5", "rule 6"}}  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Ampere configs that are good by experience, for problems without a tuned result.
 
-The documents' filter refuses some of them: a streamed Q at 64 × 64 by rule 5 (d_head 256), one of 128 rows that is held
+The documents' filter refuses some of them: a streamed Q at 64 × 64 by rule 5 (wide heads), one of 128 rows that is held
 in registers by rule 6 (d_head 32 and 256). The search space holds them all the same.
 """
 
@@ -13,18 +13,16 @@ from flashwright.kernels.family import Occasion
 from flashwright.kernels.forward.ampere.config import FlashForwardKernelConfig
 from flashwright.kernels.forward.ampere.names import parse_kernel_name_into_config
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import SHORT
+from flashwright.problem.lengths import SHORT, SHORTEST
 
 TWO_STAGES_SHARED_BYTES = 228 * KIB
 """Per multiprocessor: Hopper and the large Blackwells have as much."""
 
+_SHORT_BUCKETS = (SHORTEST, SHORT)
 _COPIES = "async+eager+swizzled"
 _HELD_Q = f"64, 64, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+reversed+mma_sum+reorder+lazy"
-_WIDE_HEADS = {
-    160: _HELD_Q,
-    192: _HELD_Q,
-    256: f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+mma_sum+lazy",
-}
+_STREAMED_Q = f"64, 64, 4): {_COPIES}+load_2_2_2_tiles+buffer+opt_softmax+mma_sum+lazy"
+_WIDE_HEADS = {160: _HELD_Q, 192: _HELD_Q, 256: _STREAMED_Q}
 # The fastest of those timed on an H200 across lengths and kinds of scores, but for d_head 160, which is like 192, and
 # for `reversed`, which keeps the incomplete last block out of the main loop's way. Two blocks of these fit 228 KiB of
 # shared memory; at d_head 256, one of 8 warps.
@@ -41,25 +39,39 @@ _ONE_STAGE = _WIDE_HEADS | {
     96: f"128, 64, 4): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+lazy",
     128: f"128, 64, 4): {_COPIES}+load_2_2_0_tiles+buffer+opt_softmax+mma_sum+lazy",
 }
-_FEW_ROWS = _WIDE_HEADS | dict.fromkeys(
-    (32, 64, 96, 128), f"64, 64, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+lazy"
+_NARROW = (32, 64, 96, 128)
+_FEW_ROWS = {
+    **dict.fromkeys(_NARROW, f"64, 64, 4): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+lazy"),
+    **dict.fromkeys(_WIDE_HEADS, _STREAMED_Q),
+}
+# Many short sequences, packed or not, leave large blocks mostly empty. On an H200, blocks of one warp are the fastest
+# for up to 16 rows. For up to 64 rows and keys, those of two gain most over packed sequences of all lengths, and lose
+# little where all are as long.
+_SHORT_SEQUENCES = _FEW_ROWS | dict.fromkeys(
+    _NARROW, f"32, 32, 2): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+lazy"
 )
-# One warp a block: many short sequences, packed or not, leave larger blocks mostly empty.
-_SHORT_SEQUENCES = _FEW_ROWS | {
-    64: f"16, 16, 1): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+lazy",
-    128: f"16, 16, 1): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+reorder+lazy",
+_SHORTEST_SEQUENCES = {
+    **dict.fromkeys((32, 64), f"16, 16, 1): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+lazy"),
+    **dict.fromkeys((96, 128, 256), f"16, 16, 1): {_COPIES}+load_0_2_2_tiles+opt_softmax+mma_sum+reorder+lazy"),
+    **dict.fromkeys((160, 192), f"16, 16, 1): {_COPIES}+load_2_2_2_tiles+opt_softmax+mma_sum+lazy"),
 }
 
 
 def ampere_default(occasion: Occasion) -> FlashForwardKernelConfig:
     """The same is best with and without a mask."""
-    if occasion.q_bucket == SHORT:
-        table = _SHORT_SEQUENCES if occasion.kv_bucket == SHORT else _FEW_ROWS
+    if occasion.q_bucket in _SHORT_BUCKETS:
+        table = _table_of_few_rows(occasion)
     elif occasion.gpu is not None and occasion.gpu.shared_bytes_per_sm >= TWO_STAGES_SHARED_BYTES:
         table = _TWO_STAGES
     else:
         table = _ONE_STAGE
     return _config(occasion.dtype, occasion.d_head, table)
+
+
+def _table_of_few_rows(occasion: Occasion) -> Mapping[int, str]:
+    if occasion.kv_bucket not in _SHORT_BUCKETS:
+        return _FEW_ROWS
+    return _SHORTEST_SEQUENCES if occasion.q_bucket == SHORTEST else _SHORT_SEQUENCES
 
 
 def every_default(dtype: DType, d_head: int) -> tuple[FlashForwardKernelConfig, ...]:

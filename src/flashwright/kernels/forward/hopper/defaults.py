@@ -7,7 +7,7 @@ from dataclasses import replace
 from flashwright.kernels.family import Occasion
 from flashwright.kernels.forward.hopper.config import HopperForwardKernelConfig
 from flashwright.kernels.forward.hopper.names import parse_hopper_config
-from flashwright.problem.lengths import LONG, LONGEST, SHORT
+from flashwright.problem.lengths import LONG, LONGEST, SHORT, SHORTEST
 
 _ALL = "stages_2+overlap+ping_pong+persistent+lazy+guess"
 _BEST = {
@@ -38,4 +38,4 @@ def _first_block_leads(occasion: Occasion) -> bool:
 def suits_hopper(occasion: Occasion) -> bool:
     """Not a few rows on a few keys, of which a tile of 128 would be mostly empty. On 32k keys a whole tile of 128 took
     an H200 less than half the time of the other family's tile of 64."""
-    return occasion.q_bucket != SHORT or occasion.kv_bucket in (LONG, LONGEST)
+    return occasion.q_bucket not in (SHORTEST, SHORT) or occasion.kv_bucket in (LONG, LONGEST)
