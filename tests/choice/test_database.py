@@ -520,10 +520,12 @@ def test_what_ships_covers_every_standard_problem_of_an_h200():
     assert shipped[H200.name] >= {problem.kind for problem in standard_problems(family=used.name)}
 
 
-def test_what_ships_for_an_h200_has_searches_of_the_ampere_family_at_the_head_dimensions_of_its_timed_defaults():
+def test_what_ships_for_an_h200_has_searches_of_the_ampere_family_of_whole_head_dimensions():
+    """At d_head 256 in bf16 the rule has a ring, which no search has timed."""
+    searched = {DType.BF16: (32, 64, 96, 128, 192), DType.FP16: (64, 128)}
     shipped = {result.problem.kind for result in shipped_results() if result.problem.family == "ampere"}
-    expected = {problem.kind for problem in standard_problems(family="ampere") if problem.d_head in (64, 128, 256)}
-    assert shipped >= {kind for kind in expected if kind.dtype is DType.BF16}
+    standard = {problem.kind for problem in standard_problems(family="ampere")}
+    assert shipped >= {kind for kind in standard if kind.d_head in searched[kind.dtype]}
 
 
 def test_shipped_files_are_read_from_the_package(tmp_path, monkeypatch):

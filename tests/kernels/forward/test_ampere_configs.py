@@ -422,6 +422,13 @@ def test_the_default_space_has_every_rung_and_every_default(dtype, d_head):
     assert {default_for(dtype, d_head, *occasion) for occasion in OCCASIONS} <= space
 
 
+def test_heads_of_256_columns_have_a_ring_where_a_thread_block_may_have_as_much_shared_memory():
+    small, large = (default_for("BF16", 256, LONGEST, LONGEST, gpu) for gpu in GPUS[1:])
+    assert (small.ring_stages, large.ring_stages) == (0, 3)
+    assert ForwardKernelTileShapes(small).shared_bytes <= 99 * 1024
+    assert 164 * 1024 < ForwardKernelTileShapes(large).shared_bytes <= 227 * 1024
+
+
 @pytest.mark.parametrize("d_head", AMPERE_D_HEADS)
 def test_short_sequences_have_small_blocks_and_a_few_rows_of_many_keys_have_not(d_head):
     def blocks(rows: str, keys: str) -> set[tuple[int, int, int]]:
