@@ -119,8 +119,9 @@ WAYS_TO_DQ = (
     "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P",
     "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent",
     "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead",
-    "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead+skips_masked",
+    "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked",
     "hopper backward (BF16, 256, 64, 64, 2): stages_2_2+persistent",
+    "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent",
     "hopper backward (BF16, 256, 64, 64, 2): stages_2_2",
 )
 """Persistent thread blocks have several blocks of keys each."""

@@ -293,9 +293,9 @@ REFUSED = {
         "hopper backward (BF16, 256, 64, 64, 2): stages_1_1+bulk_dQ+paired",
         "paired: bulk_dQ is on",
     ),
-    "hopper: persistent pairs": (
-        "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent",
-        "paired: persistent is on; a thread block takes its next keys without asking another",
+    "hopper: keys ahead of a pair": (
+        "hopper backward (BF16, 256, 64, 64, 2): stages_1_1+paired+persistent+keys_ahead",
+        "paired: keys_ahead is on; two thread blocks hold one block of K and V and half of another K",
     ),
     "hopper: steps left out": (
         "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+skips_masked",
@@ -373,12 +373,12 @@ def test_every_head_dimension_has_a_default_that_is_worth_timing(family):
     ("d_head", "causal", "length", "expected"),
     [
         (64, False, LONG, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"),
-        (64, True, LONGEST, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+persistent+keys_ahead"),
+        (64, True, LONGEST, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"),
         (128, False, LONGEST, "(BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead"),
-        (128, True, MEDIUM, "(BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead+skips_masked"),
-        (128, True, LONG, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent"),
+        (128, True, MEDIUM, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked"),
         (256, True, MEDIUM, "(BF16, 256, 64, 64, 2): stages_2_2+persistent"),
-        (256, False, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired"),
+        (256, True, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired"),
+        (256, False, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent"),
     ],
 )
 def test_the_hopper_default_is_what_was_fastest_for_a_mask_and_length(d_head, causal, length, expected):

@@ -66,6 +66,11 @@ def run_pair() -> None:
     check_backward(PAIRED, problem(384, 128, 128))
 
 
+def run_persistent_pair() -> None:
+    """Of thread blocks, each with three blocks of keys, of two steps each."""
+    check_backward(replace(PAIRED, persistent=True), problem(128, 384, 128), multiprocessors=2)
+
+
 def run_persistent() -> None:
     """One thread block with three blocks of keys, of two steps each."""
     check_backward(PERSISTENT, problem(128, 192), multiprocessors=1)
@@ -108,6 +113,7 @@ RUNS = (
     run_two_groups,
     run_bulk,
     run_pair,
+    run_persistent_pair,
     run_persistent,
     run_keys_ahead,
     run_persistent_bulk,
@@ -158,8 +164,8 @@ MUTATIONS = {
     "dO is overwritten while it is read": no_wait("slot.wait_until_empty(dO_place.lap);", *OVERWRITTEN),
     "Q is never released": no_release("Q(step).release();"),
     "dO is never released": no_release("dO(step).release();"),
-    "S is used before it is there": no_wgmma_wait("wgmma_wait_group<products_behind + 1>();"),
-    "dP is used before it is there": no_wgmma_wait("wgmma_wait_group<products_behind>();"),
+    "S is used before it is there": no_wgmma_wait("wgmma_wait_group<dQ_between ? 2 : 1>();"),
+    "dP is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "differentiate_scores<"),
     "dK is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "this->step<false>(step);"),
     "dQ is used before it is there": no_wgmma_wait("wgmma_wait_group<2>();"),
     "dV is used before it is there": no_wgmma_wait("wgmma_wait_group<1>();", "this->step<false>(step);"),
@@ -204,13 +210,18 @@ MUTATIONS = {
         run_pair, no_wait("shared.received_slot(step).wait_until_full(", "race", "async-copy")
     ),
     "K of the other thread block is multiplied before it has arrived": by(
-        run_pair, no_wait("shared.other_K(group).wait_until_full(0);", "async-copy")
+        run_pair, no_wait("shared.other_K(group).wait_until_full(keys_place().lap);", "async-copy")
     ),
     "dS is sent before it is written": by(
         run_pair,
         replace(no_wait(WEIGHTS_ARE_WRITTEN, "race", "uninitialised-shared"), by_way_of="send_weights("),
     ),
-    "the other thread block is not told that its dS has been read": by(run_pair, no_release("mbarrier_arrive_remote(")),
+    "the other thread block is not told that its dS has been read": by(
+        run_pair, no_release("mbarrier_arrive_remote(address_in_block(shared.weights(step).empty")
+    ),
+    "keys of a pair are overwritten while those of the tile before are multiplied": by(
+        run_persistent_pair, no_wait("slot.wait_until_empty(lap);", *OVERWRITTEN)
+    ),
     "nobody expects dS of the other thread block": by(run_pair, no_release("mbarrier_arrive_expecting(received.full")),
     "keys are overwritten while those of the tile before are multiplied": by(
         run_persistent, no_wait("slot.wait_until_empty(lap);", *OVERWRITTEN)

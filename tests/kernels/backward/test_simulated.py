@@ -199,8 +199,8 @@ PERSISTENT = {
         (1, 1, 1, 65, 600),
         Window(left=500),
     ),
-    "first steps left out, keys ahead": (
-        "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead+skips_masked",
+    "first steps left out": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked",
         (1, 2, 1, 130, 260),
         CAUSAL,
     ),
@@ -209,6 +209,7 @@ PERSISTENT = {
         (1, 2, 1, 65, 200),
         Window(left=90, right=30),
     ),
+    "dealt to a pair of thread blocks": (HOPPER_CLUSTER + "+persistent", (1, 2, 1, 70, 400), CAUSAL_TOP_LEFT),
     "no row attends to any key": (HOPPER_PERSISTENT, (1, 1, 1, 70, 200), Window(right=-300)),
 }
 

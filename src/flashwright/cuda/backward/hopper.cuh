@@ -6,7 +6,8 @@
 // its copy has arrived and `empty` when every consumer warp has read it.
 //
 // A persistent thread block owns several blocks of keys, one after the other: while the consumers leave one, the next
-// one's first blocks of Q and dO, and its K and V where there is room for two, are copied.
+// one's first blocks of Q and dO, and its K and V where there is room for two, are copied. It takes them from a common
+// count; to a pair they are dealt, so that both have the same without asking each other.
 #pragma once
 #include "backward/hopper_consumer.cuh"
 #include "backward/hopper_producer.cuh"
@@ -39,11 +40,12 @@ __global__ void __cluster_dims__(shape::together) __launch_bounds__(consumer_thr
             else if constexpr (cfg::ordered)
                 wait_for_turns(args, shared);
         }
-        // Either of these two is there, or neither.
-        if (cfg::paired && threadIdx.x == consumer_threads + 2 * warp_threads)
-            send_weights(args, shared);
-        if (cfg::persistent && threadIdx.x == consumer_threads + 2 * warp_threads)
-            announce_tiles(args, shared);
+        if (threadIdx.x == consumer_threads + 2 * warp_threads) {
+            if constexpr (cfg::paired)
+                send_weights(args, shared);
+            else if constexpr (shape::announces_tiles)
+                announce_tiles(args, shared);
+        }
         if (cfg::ordered && !cfg::bulk_dQ && threadIdx.x == consumer_threads + 3 * warp_threads)
             pass_turns(args, shared);
     } else {

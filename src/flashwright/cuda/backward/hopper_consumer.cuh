@@ -48,12 +48,18 @@ struct Consumer {
     Sums::Accumulator dQ;
     Pair lse[column_tiles], dots[column_tiles];
     int index = 0; // of the tile, among those of this thread block
+    int dealt = blockIdx.x; // the tile of a persistent pair
 
     DEVICE void run() {
-        if constexpr (cfg::persistent)
+        if constexpr (shape::announces_tiles)
             compute_announced_tiles();
+        else if constexpr (cfg::persistent)
+            compute_dealt_tiles();
         else
             compute(0, work().steps(args.backward));
+        // The other thread block may be reading what this one has sent, or telling it so.
+        if constexpr (cfg::paired)
+            cluster_sync();
     }
 
   private:
@@ -70,6 +76,19 @@ struct Consumer {
             step += steps;
             __syncwarp(); // the first lane releases what all have read
             slot.release();
+        }
+    }
+    DEVICE void compute_dealt_tiles() {
+        int step = 0;
+#pragma unroll 1
+        for (; dealt < key_tiles(args.backward); dealt += gridDim.x) {
+            const Work work = this->work();
+            if (!work.exists())
+                continue;
+            const int steps = uniform(work.steps(args.backward));
+            compute(step, step + steps);
+            step += steps;
+            ++index;
         }
     }
     // A tile, by all its steps.
@@ -94,9 +113,6 @@ struct Consumer {
         }
         if constexpr (cfg::persistent && !cfg::keys_ahead)
             release_keys();
-        // The other thread block may be reading what this one has sent, or telling it so.
-        if constexpr (cfg::paired)
-            cluster_sync();
         store();
     }
     template <int column_tiles> static DEVICE void clear(float (&c)[column_tiles][accumulator_values]) {
@@ -110,9 +126,9 @@ struct Consumer {
     // Found again where it is needed: the loop has no registers to keep it.
     DEVICE Work work() const { return work_of(args.backward, tile()); }
     DEVICE int tile() const {
-        if constexpr (cfg::persistent)
-            return TileNote::read(shared.tile(index).data).tile;
-        return block_index_again().x;
+        if constexpr (!cfg::persistent)
+            return block_index_again().x;
+        return shape::announces_tiles ? TileNote::read(shared.tile(index).data).tile : dealt;
     }
     DEVICE KeysPlace keys_place() const { return KeysPlace::after(index); }
     // Of the warp's first key, in the tile.
@@ -124,7 +140,7 @@ struct Consumer {
         for (int group = 0; group < shape::key_groups; ++group) {
             K(group).wait_until_full(keys_place().lap); // @operand K
             if constexpr (cfg::paired)
-                shared.other_K(group).wait_until_full(0); // @operand K
+                shared.other_K(group).wait_until_full(keys_place().lap); // @operand K
         }
         clear_keys_of_others();
         for (int group = 0; group < shape::key_groups; ++group)
@@ -233,11 +249,11 @@ struct Consumer {
                 return;
             }
         start_scores(step);
-        start_dP(step);
-        // Half as many columns of dQ fit into the registers beside S and dP.
+        // Half as many columns of dQ fit into the registers beside S and dP. dO, which has one stage, arrives meanwhile.
         if constexpr (!first && cfg::paired)
             start_dQ_of_written(step - 1);
-        differentiate_scores<!first && cfg::paired ? 1 : 0>(step);
+        start_dP(step);
+        differentiate_scores<!first && cfg::paired>(step);
         if constexpr (!first && !cfg::paired)
             start_dQ_of_written(step - 1);
         if constexpr (!shape::P_in_registers)
@@ -312,13 +328,13 @@ struct Consumer {
         }
     }
 
-    // Waits for S and dP of a step, after which so many other groups of products were issued, and turns them into P and
-    // dS: operands of other products.
-    template <int products_behind> DEVICE void differentiate_scores(int step) {
+    // Waits for S and dP of a step, between which dQ may have been issued, and turns them into P and dS: operands of other
+    // products.
+    template <bool dQ_between> DEVICE void differentiate_scores(int step) {
         const int first_query = part * queries_per_part;
         const float scale_log2 = args.backward.forward.softmax_scale * log2_e;
         const float capping_scale = args.backward.forward.capping_scale;
-        wgmma_wait_group<products_behind + 1>();
+        wgmma_wait_group<dQ_between ? 2 : 1>();
         pin_registers(S[0]);
         const uint32 lse_terms = shared.lse(QPlace::after(step).stage);
         if constexpr (!variant::softcaps) {
@@ -329,7 +345,7 @@ struct Consumer {
         }
         const uint32 dot_terms = shared.dots(dOPlace::after(step).stage);
         load_terms<0, tiles_at_once>(dots, dot_terms);
-        wgmma_wait_group<products_behind>();
+        wgmma_wait_group<0>();
         pin_registers(dP[0]);
 #pragma unroll
         for (int n = 0; n < column_tiles; ++n) {

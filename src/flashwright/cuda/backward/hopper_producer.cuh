@@ -48,6 +48,7 @@ struct Producer {
         fill<warpgroup_rows, shape::panels>(slot, map, first_key(work) + group * warpgroup_rows, work.tile.kv_head,
                                             batch(work));
     }
+    // There is room for them as soon as there is for the thread block's own, which are read with them.
     DEVICE void fill_other_keys(const Work &work) const {
         const int rank = rank_in_cluster();
         const int first_other = first_key(work) + (rank ? -cfg::B_c : cfg::B_c);
@@ -117,7 +118,7 @@ DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shar
 // its own number.
 template <class Visit>
 DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &shared, const Visit &visit) {
-    if constexpr (cfg::persistent) {
+    if constexpr (shape::announces_tiles) {
         int first_step = 0;
 #pragma unroll 1
         for (int index = 0;; ++index) {
@@ -130,6 +131,17 @@ DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &share
             first_step += note.steps;
             mbarrier_arrive(slot.empty);
         }
+    } else if constexpr (cfg::persistent) {
+        int first_step = 0, index = 0;
+#pragma unroll 1
+        for (int tile = blockIdx.x; tile < key_tiles(args.backward); tile += gridDim.x) {
+            const Work work = work_of(args.backward, tile);
+            if (!work.exists())
+                continue;
+            const int steps = work.steps(args.backward);
+            visit(work, steps, first_step, index++);
+            first_step += steps;
+        }
     } else {
         const Work work = work_of(args.backward, blockIdx.x);
         if (const int steps = work.steps(args.backward); steps > 0)
@@ -141,7 +153,7 @@ DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
     Producer producer{args, shared};
     for_each_tile(args, shared, [&](const Work &work, int steps, int first_step, int index) {
         producer.copy(work, steps, first_step, index);
-        if constexpr (cfg::persistent)
+        if constexpr (shape::announces_tiles)
             mbarrier_arrive(shared.copies().full);
     });
 }
@@ -150,9 +162,9 @@ DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
 DEVICE void send_weights(const HopperArguments &args, const SharedMemory &shared) {
     constexpr int bytes = shape::key_groups * shape::weight_group_bytes;
     const uint32 other = rank_in_cluster() ^ 1;
-    for_each_tile(args, shared, [&](const Work &, int steps, int, int) {
+    for_each_tile(args, shared, [&](const Work &, int steps, int first_step, int) {
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
+        for (int step = first_step; step < first_step + steps; ++step) {
             const Slot received = shared.received_slot(step);
             if (step >= shape::weight_stages)
                 received.wait_until_full(WeightsPlace::after(step - shape::weight_stages).lap);

@@ -158,7 +158,7 @@ struct SharedMemory {
         }
         for (int group = 0; group < shape::key_groups; ++group)
             other_K(group).init_barriers(consumer_warps);
-        if constexpr (cfg::persistent) {
+        if constexpr (shape::announces_tiles) {
             // Others that read it: who copies, who adds by the copy engine, who waits for turns and who passes them on.
             constexpr int others = 1 + (cfg::bulk_dQ ? 1 : cfg::ordered ? 2 : 0);
             for (int stage = 0; stage < shape::tile_stages; ++stage)

@@ -52,8 +52,8 @@ _SWITCHES: dict[str, tuple[str, str]] = {
     ),
     "ordered": ORDERED,
     "persistent": (
-        "a thread block for each multiprocessor takes blocks of keys, one after the other: the next one's copies run "
-        "while this one's gradients are written",
+        "a thread block for each multiprocessor owns several blocks of keys, one after the other: the next one's "
+        "copies run while this one's gradients are written",
         "a thread block for each block of keys",
     ),
     "keys_ahead": (
@@ -193,7 +193,7 @@ def shared_map(config: HopperBackwardKernelConfig) -> SharedMap:
         note = "of each row of Q" if name == "log-sum-exps" else "O·dO of each row"
         add("terms", start, stages * derived.terms_bytes, [name], note)
     add("notes", derived.notes_offset, 2 * config.Q_stages * NOTE_BYTES, ["notes"], "what the producer tells of a step")
-    if config.persistent:
+    if derived.announces_tiles:
         add(
             "notes",
             derived.tiles_offset,

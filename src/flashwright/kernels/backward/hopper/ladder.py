@@ -13,7 +13,7 @@ _TWO_WARPGROUPS = ("two consumer warpgroups: 128 keys a thread block", {"B_c": 1
 _P_IN_REGISTERS = ("P and dS are operands in registers: only dQ reads dS in shared memory", {"P_in_registers": True})
 _FURTHER_AHEAD = ("three stages of Q and of dO: two steps ahead", {"Q_stages": 3, "dO_stages": 3})
 _PERSISTENT = (
-    "a thread block for each multiprocessor takes blocks of keys, one after the other",
+    "a thread block for each multiprocessor owns blocks of keys, one after the other",
     {"persistent": True},
 )
 _IN_PAIRS = ("two thread blocks exchange dS: each adds half of the columns of dQ for both", {"paired": True})
@@ -25,6 +25,7 @@ _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
             _P_IN_REGISTERS,
             _PERSISTENT,
             ("two blocks of K and V: the next ones are copied during the steps of these", {"keys_ahead": True}),
+            ("dQ goes through shared memory, from where the copy engine adds it", {"bulk_dQ": True}),
         ],
     ),
     128: (
@@ -32,7 +33,7 @@ _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
         [_TWO_WARPGROUPS, _P_IN_REGISTERS, _FURTHER_AHEAD, _PERSISTENT],
     ),
     # dK and dV of 64 keys fill the registers of two warpgroups, and the blocks the shared memory.
-    256: ({"B_r": 64, "B_c": 64, "n_consumers": 2, "dO_stages": 1}, [_IN_PAIRS]),
+    256: ({"B_r": 64, "B_c": 64, "n_consumers": 2, "dO_stages": 1}, [_IN_PAIRS, _PERSISTENT]),
 }
 """By d_head: the base, and what changes from rung to rung."""
 

@@ -71,8 +71,10 @@ class HopperBackwardShapes:
             )
         if config.paired and config.bulk_dQ:
             raise ValueError("paired: bulk_dQ is on; two thread blocks add to dQ from registers")
-        if config.paired and config.persistent:
-            raise ValueError("paired: persistent is on; a thread block takes its next keys without asking another")
+        if config.paired and config.keys_ahead:
+            raise ValueError(
+                "paired: keys_ahead is on; two thread blocks hold one block of K and V and half of another K"
+            )
         if config.skips_masked and not (config.P_in_registers and config.B_r < config.B_c):
             in_registers = "on" if config.P_in_registers else "off"
             raise ValueError(
@@ -284,6 +286,11 @@ class HopperBackwardShapes:
         return TURN_STAGES
 
     @property
+    def announces_tiles(self) -> bool:
+        """Whether a thread takes tiles from a common count and tells the others. To a pair they are dealt."""
+        return self.config.persistent and not self.config.paired
+
+    @property
     def tile_stages(self) -> int:
         return TILE_STAGES
 
@@ -294,22 +301,23 @@ class HopperBackwardShapes:
 
     @property
     def barriers_offset(self) -> int:
-        return self.tiles_offset + (TILE_STAGES * NOTE_BYTES if self.config.persistent else 0)
+        return self.tiles_offset + (TILE_STAGES * NOTE_BYTES if self.announces_tiles else 0)
 
     @cached_property
     def shared_bytes(self) -> int:
         stages = self.config.Q_stages + self.config.dO_stages
         pairs = 2 * self.key_slots + self.key_groups + stages + self.dQ_slots + 2 * WEIGHT_STAGES
-        pairs += TILE_STAGES + 1 if self.config.persistent else 0
+        pairs += TILE_STAGES + 1 if self.announces_tiles else 0
         return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
 
     @property
     def finds_again(self) -> bool:
         """Whether descriptors of K and V are found where they are used: P in shared memory, and the places of a tile of
         a persistent thread block, leave the loop no registers to keep them, and behind the branch to a step that is
-        left out they are not known to be the same for a warp. Where the copy engine adds dQ, there are registers."""
+        left out they are not known to be the same for a warp. Where turns are waited for, a longer step costs more than
+        the registers bring."""
         config = self.config
-        return not config.P_in_registers or config.skips_masked or (config.persistent and not config.bulk_dQ)
+        return not config.P_in_registers or config.skips_masked or (config.persistent and not config.ordered)
 
     @property
     def term_tiles(self) -> int:

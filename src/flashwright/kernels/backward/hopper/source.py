@@ -55,11 +55,11 @@ def _products(shapes: HopperBackwardShapes) -> list[Product]:
 def _constants(config: HopperBackwardKernelConfig, variant: AttentionVariant) -> dict[str, dict[str, Constant]]:
     shapes = HopperBackwardShapes(config)
     names = (
-        "key_groups", "key_stages", "key_slots", "tile_stages", "turn_stages", "parts", "panels", "P_in_registers",
-        "finds_again", "term_tiles", "together", "dQ_threads", "dQ_group_warps", "dQ_column_parts", "key_group_bytes",
-        "query_bytes", "weight_stages", "weight_group_bytes", "dQ_part_bytes", "dQ_slots", "other_K_bytes",
-        "terms_bytes", "K_offset", "V_offset", "Q_offset", "dO_offset", "dS_offset", "P_offset", "dQ_offset",
-        "received_offset", "other_K_offset", "lse_offset", "dots_offset", "notes_offset", "tiles_offset",
+        "key_groups", "key_stages", "key_slots", "announces_tiles", "tile_stages", "turn_stages", "parts", "panels",
+        "P_in_registers", "finds_again", "term_tiles", "together", "dQ_threads", "dQ_group_warps", "dQ_column_parts",
+        "key_group_bytes", "query_bytes", "weight_stages", "weight_group_bytes", "dQ_part_bytes", "dQ_slots",
+        "other_K_bytes", "terms_bytes", "K_offset", "V_offset", "Q_offset", "dO_offset", "dS_offset", "P_offset",
+        "dQ_offset", "received_offset", "other_K_offset", "lse_offset", "dots_offset", "notes_offset", "tiles_offset",
         "barriers_offset", "producer_registers", "consumer_registers",
     )  # fmt: skip
     return {
