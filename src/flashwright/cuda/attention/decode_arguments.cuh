@@ -48,19 +48,19 @@ struct CachedSequence {
             cache = existing(args, args.cache_index[batch]);
     }
 
-    // Where the cache has a key below `kv_length`: in a page, or in a sequence's rows; -1 if nowhere.
-    DEVICE int place_of(const DecodeArguments &args, int key) const {
-        return pages ? existing(args, pages[(uint32)key / args.page_rows]) : cache;
+    // The number of the page that holds a key below `kv_length`, as the page table has it, or of the cache's sequence.
+    DEVICE int page_of(const DecodeArguments &args, int key) const {
+        return pages ? pages[(uint32)key / args.page_rows] : cache;
     }
+    // A number beyond the cache's pages or sequences is none of them: -1.
+    static DEVICE int existing(const DecodeArguments &args, int number) {
+        return (uint32)number < (uint32)args.cache_size ? number : -1;
+    }
+    // Where the cache has a key below `kv_length`: in a page, or in a sequence's rows; -1 if nowhere.
+    DEVICE int place_of(const DecodeArguments &args, int key) const { return existing(args, page_of(args, key)); }
     // The row of a cache that holds a key which is in such a place, for one head.
     DEVICE const char *row_in(const DecodeArguments &args, int place, const TensorView &tensor, int head, int key) const {
         const int row = pages ? (uint32)key % args.page_rows : key;
         return head_start(tensor, place, head) + row * tensor.row_stride * element_bytes;
-    }
-
-  private:
-    // A number beyond the cache's pages or sequences is none of them: -1.
-    static DEVICE int existing(const DecodeArguments &args, int place) {
-        return (uint32)place < (uint32)args.cache_size ? place : -1;
     }
 };

@@ -59,7 +59,7 @@ struct Copies {
     int row_warp, key_warp;
     Share share;
     int unit, Q_slot = 0;
-    int place[groups]; // of the unit's groups, in the cache: looked up a unit ahead
+    int page[groups]; // of the unit's groups: looked up a unit ahead
 
     DEVICE Copies(const DecodeArguments &args, SharedMemory shared, int row_warp, int key_warp, const Share &share)
         : args(args), shared(shared), row_warp(row_warp), key_warp(key_warp), share(share) {
@@ -77,7 +77,7 @@ struct Copies {
             }
 #pragma unroll
             for (int group = 0; group < groups; ++group) {
-                const KeyGroup keys(args, item, first_key(item, unit, key_warp) + group * key_group, place[group]);
+                const KeyGroup keys(args, item, first_key(item, unit, key_warp) + group * key_group, page[group]);
                 copy<tensor_columns>(keys, shared.K(stage, key_warp), args.forward.K, group); // @operand K
                 copy<value_columns>(keys, shared.V(stage, key_warp), args.forward.V, group);  // @operand V
             }
@@ -109,7 +109,7 @@ struct Copies {
     DEVICE void look_up() {
 #pragma unroll
         for (int group = 0; group < groups; ++group)
-            place[group] = place_of_group(args, share.item, first_key(share.item, unit, key_warp) + group * key_group);
+            page[group] = page_of_group(args, share.item, first_key(share.item, unit, key_warp) + group * key_group);
     }
 };
 

@@ -10,9 +10,10 @@ constexpr int row_vectors = cfg::d_head / vector_elements;
 // Keys that lie in one page: pages have a multiple of so many.
 constexpr int key_group = 16;
 
-// Where the cache has a group of keys; -1 if nowhere, or if there are none.
-DEVICE int place_of_group(const DecodeArguments &args, const Item &item, int key) {
-    return key < item.sequence.kv_end ? item.sequence.place_of(args, key) : -1;
+// The page of a group of keys, to be read ahead of their copies; -1 if there are none. Whether it exists is asked when it is
+// used: whoever asks at once waits for the page table.
+DEVICE int page_of_group(const DecodeArguments &args, const Item &item, int key) {
+    return key < item.sequence.kv_end ? item.sequence.page_of(args, key) : -1;
 }
 
 // A group of keys in its place. Keys without one are zero: no other sequence's are read instead.
@@ -22,9 +23,12 @@ struct KeyGroup {
     int key, place;
     int exist; // keys of the group
 
-    DEVICE KeyGroup(const DecodeArguments &args, const Item &item, int key, int place)
-        : args(args), item(item), key(place < 0 ? 0 : key), place(max(place, 0)), // an address to take in place of none
-          exist(place < 0 ? 0 : item.sequence.kv_end - key) {}
+    DEVICE KeyGroup(const DecodeArguments &args, const Item &item, int first_key, int page) : args(args), item(item) {
+        const bool is_there = CachedSequence::existing(args, page) >= 0;
+        key = is_there ? first_key : 0; // an address to take in place of none
+        place = is_there ? page : 0;
+        exist = is_there ? item.sequence.kv_end - first_key : 0;
+    }
 
     // Starts the copies of one of `threads` threads, of a tensor's rows into those from `first_row` on of a tile. Columns
     // that the tensor does not have become zero.

@@ -68,17 +68,17 @@ struct Producer {
 
     DEVICE void run() {
         for (; share.is_some(); share.next(args)) {
-            int place[groups];
-            look_up(place, share.first);
+            int page[groups];
+            look_up(page, share.first);
 #pragma unroll 1
             for (int unit = share.first; unit < share.last; ++unit) {
                 const Slot K = shared.K(ring.stage), V = shared.V(ring.stage);
                 K.wait_until_empty(ring.lap); // @operand K
-                copy<tensor_columns>(K, args.forward.K, place, unit);
+                copy<tensor_columns>(K, args.forward.K, page, unit);
                 V.wait_until_empty(ring.lap); // @operand V
-                copy<value_columns>(V, args.forward.V, place, unit);
+                copy<value_columns>(V, args.forward.V, page, unit);
                 if (unit + 1 < share.last)
-                    look_up(place, unit + 1); // while the copies are under way
+                    look_up(page, unit + 1); // while the copies are under way
                 ring.advance();
             }
         }
@@ -89,17 +89,17 @@ struct Producer {
     DEVICE int first_row(int group) const { return (group * warps + warp) * key_group; }
     DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c; }
 
-    DEVICE void look_up(int (&place)[groups], int unit) const {
+    DEVICE void look_up(int (&page)[groups], int unit) const {
 #pragma unroll
         for (int group = 0; group < groups; ++group)
-            place[group] = place_of_group(args, share.item, first_key(unit) + first_row(group));
+            page[group] = page_of_group(args, share.item, first_key(unit) + first_row(group));
     }
     template <int columns>
-    DEVICE void copy(const Slot &slot, const TensorView &tensor, const int (&place)[groups], int unit) const {
+    DEVICE void copy(const Slot &slot, const TensorView &tensor, const int (&page)[groups], int unit) const {
 #pragma unroll
         for (int group = 0; group < groups; ++group)
             if (first_row(group) < cfg::B_c)
-                KeyGroup(args, share.item, first_key(unit) + first_row(group), place[group])
+                KeyGroup(args, share.item, first_key(unit) + first_row(group), page[group])
                     .copy<cfg::B_c, warp_threads, columns>(slot.data, tensor, first_row(group), lane_index());
         cp_async_mbarrier_arrive(slot.full);
     }

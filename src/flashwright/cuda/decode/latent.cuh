@@ -90,16 +90,16 @@ struct Producer {
 
     DEVICE void run() {
         for (; share.is_some(); share.next(args)) {
-            int place = look_up(share.first);
+            int page = look_up(share.first);
 #pragma unroll 1
             for (int unit = share.first; unit < share.last; ++unit) {
-                const KeyGroup group(args, share.item, first_key(unit), place);
+                const KeyGroup group(args, share.item, first_key(unit), page);
                 // In the order in which they are scored, and become empty.
                 copy<parts::ScoredOnly>(group);
                 copy<parts::Followers>(group);
                 copy<parts::Scorers>(group);
                 if (unit + 1 < share.last)
-                    place = look_up(unit + 1); // while the copies are under way
+                    page = look_up(unit + 1); // while the copies are under way
                 ring.advance();
             }
         }
@@ -108,7 +108,7 @@ struct Producer {
 
   private:
     DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c + first_row; }
-    DEVICE int look_up(int unit) const { return place_of_group(args, share.item, first_key(unit)); }
+    DEVICE int look_up(int unit) const { return page_of_group(args, share.item, first_key(unit)); }
 
     template <class Part> DEVICE void copy(const KeyGroup &group) {
         const Slot slot = shared.keys<Part>(ring.stage);
