@@ -107,6 +107,7 @@ _HOPPER_DRAWN: tuple[tuple[str, str, str | None, str], ...] = (
     ("timeline", "final", None, ""),
     ("timeline", "final", "ping_pong", "off"),
     ("timeline", "final", "guesses_maxima", "off"),
+    ("timeline", "final", "first_block_leads", "on"),
     ("registers", "early", None, ""),
     ("registers", "early", "B_r", "192"),
     ("shared", "early", None, ""),

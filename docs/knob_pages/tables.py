@@ -122,7 +122,7 @@ def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[st
             "compiled": lambda _: _compiled(inputs.hopper_facts, knob, of),
             "simulated": lambda columns: _simulated(inputs.hopper_facts, knob, columns, of),
             "ladder": lambda _: _rung(inputs.hopper_ladder, knob, "its-ladder"),
-            "tuned": lambda _: tuned_pairs(knob),
+            "tuned": lambda _: tuned_pairs(knob, inputs.root),
             "command": lambda base: _command(knob, base, of),
         }
     return of_any | {
