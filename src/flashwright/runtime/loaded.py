@@ -34,7 +34,7 @@ class LoadedKernel:
 
         self._code = ObjectCode.from_cubin(kernel.cubin)
         handle = self._code.get_kernel(kernel.name).handle
-        self._handle = int(handle)
+        self._function = driver.CUfunction(int(handle))  # of an integer, one would be made at every launch
         self._driver = driver
         self._launch = driver.cuLaunchKernel
         self._launch_early = driver.cuLaunchKernelEx
@@ -48,27 +48,23 @@ class LoadedKernel:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         driver_checked(driver.cuKernelSetAttribute(attribute, kernel.shared_bytes, handle, device))
 
-    def launch(self, grid: Grid, parameters: int, stream: int) -> None:
+    def launch(self, grid: Grid, parameters: int, stream: int, again: bool = False) -> None:
         """Queues one launch; `parameters` is where the addresses of its parameters lie one after the other. What they
         point to is copied before this returns."""
-        status = self._queue(grid, parameters, stream)
-        if not status:
-            return
-        if status == self._no_context:  # the first use of CUDA in this thread
-            make_context_current(self._device_index)
-            status = self._queue(grid, parameters, stream)
-        if status:
-            raise GPUError(f"launching {self.kernel.config} with grid {grid} failed: {driver_error_text(status)}")
-
-    def _queue(self, grid: Grid, parameters: int, stream: int) -> Any:
         if self._starts_early:
             config = self._configs.get((grid, stream)) or self._early_config(grid, stream)
-            (status,) = self._launch_early(config, self._handle, parameters, 0)
+            (status,) = self._launch_early(config, self._function, parameters, 0)
         else:
+            x, y, z = grid
             (status,) = self._launch(
-                self._handle, *grid, self._threads, 1, 1, self._shared_bytes, stream, parameters, 0
+                self._function, x, y, z, self._threads, 1, 1, self._shared_bytes, stream, parameters, 0
             )  # fmt: skip
-        return status
+        if not status:
+            return
+        if status != self._no_context or again:
+            raise GPUError(f"launching {self.kernel.config} with grid {grid} failed: {driver_error_text(status)}")
+        make_context_current(self._device_index)  # the first use of CUDA in this thread
+        self.launch(grid, parameters, stream, again=True)
 
     def _early_config(self, grid: Grid, stream: int) -> Any:
         """Of launches that may start while the grids before still run ("programmatic stream serialization")."""

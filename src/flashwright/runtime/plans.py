@@ -135,8 +135,9 @@ class CallKind:
         q_shape, k_shape, v_shape = layout[0], layout[2], layout[4]
         buckets = None
         if len(layout) == 6 and len(q_shape) == len(k_shape) == 4:  # neither packed nor written to a given output
-            if self._few_rows is not None and q_shape[2] <= self._few_rows.most_rows:
-                few = self._few_rows.arrange(layout, q, k, v, out, self._copies_first)
+            few_rows = self._few_rows
+            if few_rows is not None and q_shape[2] <= few_rows.most_rows:
+                few = few_rows.arrange(layout, q, k, v, out, self._copies_first)
                 if few is not None:
                     self.arrangements[layout] = few
                     return few

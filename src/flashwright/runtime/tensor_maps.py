@@ -141,8 +141,13 @@ class MapTemplate:
         names += [f"stride_{axis}" for axis in range(len(self._strides))]
         for name, runs in zip(names, (*self._sizes, *self._strides), strict=True):
             value = f"({name} - 1)" if name.startswith("size") else f"({name} // {_STRIDE_UNIT})"
+            left = len(runs or ())
             for word, drop, mask, up in runs or ():
-                terms.setdefault(word, []).append(f"({value} >> {drop} & {mask}) << {up}")
+                left -= 1
+                stretch = f"({value} >> {drop})" if drop else value
+                if left:  # there are bits above
+                    stretch = f"({stretch} & {mask})"
+                terms.setdefault(word, []).append(f"{stretch} << {up}" if up else stretch)
         self._begin, self._end = min(terms), max(terms) + 1
         words = (" | ".join([str(self.blank[index]), *terms.get(index, [])]) for index in range(self._begin, self._end))
         self._varying = eval(f"lambda {', '.join(names)}: ({', '.join(words)},)")

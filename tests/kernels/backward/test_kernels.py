@@ -62,6 +62,12 @@ def targets(family: str) -> tuple[str, ...]:
     return ("sm_90a",) if family == "hopper" else ("sm_80", "sm_90")
 
 
+def test_steps_of_grouped_heads_take_no_division():
+    config = default_of("ampere", 64)
+    grouped, alone = (compile_kernel(config, "sm_90", VARIANTS[name]).ptx for name in ("grouped", "full"))
+    assert all(grouped.count(f"{division}.") == alone.count(f"{division}.") for division in ("div", "rem"))
+
+
 DEFAULTS = [(family.name, d_head) for family in families("backward") for d_head in family.d_heads]
 
 
