@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import flashwright
 
+from flashwright.cli import plan
+from flashwright.cli.output import TableConsole
 from flashwright.workbench.planning import MEASURED_BACKWARD
 
 
@@ -15,6 +17,15 @@ def planned(*arguments):
     code, out, error = flashwright("plan", *arguments, "--json")
     assert code == 0, error
     return json.loads(out)
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_a_narrow_terminal_cuts_no_number(monkeypatch, columns):
+    monkeypatch.setattr(plan, "table_console", lambda: TableConsole(width=columns))
+    code, out, error = flashwright("plan", "--gpus", "8", "--tokens", "128K", "--heads", "32/8")
+    assert code == 0, error
+    assert "…" not in out and "1,120" in out
+    assert columns < 80 or max(map(len, out.splitlines())) <= columns
 
 
 def test_plan_prints_every_strategy_and_how_far_the_model_is_off():

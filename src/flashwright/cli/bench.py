@@ -345,7 +345,7 @@ def _panel_table(cells: list[CellResult], result: BenchResult) -> Table:
     what = "" if cell.operation == FORWARD else f"{OPERATION_TITLES[cell.operation].capitalize()}, "
     problem = f"{what}{cell.dtype.name}, d_head {cell.d_head}, {cell.mask}{scores}"
     table = Table(title=f"{problem}: TFLOP/s, and {OURS} ÷ each")
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for found in cells:
         table.add_column(length_text(found.cell.length), justify="right", no_wrap=True)
     table.add_column("mean", justify="right", no_wrap=True)
@@ -370,7 +370,7 @@ def _cache_table(result: BenchResult) -> Table:
         title=f"Decode, {first.dtype.name}{scores}: µs and TB/s of keys and values read once, and {OURS} ÷ each",
         caption=CACHE_NAMES,
     )
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     names = result.implementations()
     for name in names:
         table.add_column(f"{short_label_of(name)}\nµs", justify="right")
@@ -391,7 +391,7 @@ def _cache_table(result: BenchResult) -> Table:
 
 def _summary_table(result: BenchResult) -> Table:
     table = Table(title="All cells", caption=_caption(result))
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     ours = result.ours()
     headings = [f"mean of\n{_family_in(mine)} ÷" if len(ours) > 1 else "mean of\nours ÷" for mine in ours]
     unit = result.cells[0].cell.unit
@@ -415,7 +415,7 @@ def _summary_table(result: BenchResult) -> Table:
 def _kinds_table(name: str, summaries: list[KindSummary]) -> Table:
     """What each kind of scores costs one of ours: beside the fastest peer of each cell, and beside normal scores."""
     table = Table(title=f"{name}, by what scores look like")
-    table.add_column("scores", no_wrap=True)
+    table.add_column("scores")
     for heading in ("÷ best peer:\nmean", "worst", "at", "÷ normal:\nworst", "at"):
         table.add_column(heading, justify="left" if heading == "at" else "right", no_wrap=True)
     for summary in summaries:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 FILE_COLUMNS = 200
 """Width of tables that do not go to a terminal."""
@@ -20,10 +22,22 @@ CAUSAL = ("--causal/--no-causal", " /--full")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+class TableConsole(Console):
+    """Prints tables whole: lines that are too long for a terminal are wrapped by it, and no number is cut."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        unbounded = self.options.update(max_width=FILE_COLUMNS)
+        least = (Measurement.get(self, unbounded, each).minimum for each in objects if isinstance(each, Table))
+        shown = self.width
+        self.width = max(shown, *least, 0)
+        super().print(*objects, **options)
+        self.width = shown
+
+
 def table_console() -> Console:
     """The terminal, or a wide page where standard output is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=FILE_COLUMNS)
+    console = TableConsole()
+    return console if console.is_terminal else TableConsole(width=FILE_COLUMNS)
 
 
 FORMAT_VERSIONS = {"bench": 2}

@@ -17,6 +17,8 @@ from flashwright.problem.dtypes import DType
 from flashwright.workbench.planning import Plan, PlanProblem, plan
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20}
+PADDED = 100
+"""Columns from which on the table has room beside its numbers."""
 
 
 def plan_command(
@@ -89,8 +91,9 @@ def _print_plan(found: Plan) -> None:
         f"{problem.layout}, on {problem.gpus} × {found.gpu}",
         caption=f"Of one layer, per GPU. Kernels: {found.machine.forward_flops_per_s / 1e12:.0f} TFLOP/s forward, "
         f"{found.machine.backward_flops_per_s / 1e12:.0f} backward; links at {ACHIEVED:.0%} of their peak.",
+        padding=(0, 1 if console.width >= PADDED else 0),
     )
-    table.add_column("strategy", no_wrap=True)
+    table.add_column("strategy")
     sent = ("sent\nforward\nMiB", "sent\nbackward\nMiB")
     for name in (*sent, "compute\nms", "messages\nms", "step\nms", "efficiency", "memory\nGiB"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -108,6 +108,14 @@ def test_names_of_phases_that_would_touch_are_below_each_other():
     assert first.get("y") != second.get("y")
 
 
+def test_steps_that_a_common_scale_makes_narrow_have_short_names():
+    timeline = explained(EAGER).timeline
+    first, size = timeline.first_step, timeline.step_starts[1]
+    assert f"KV step {first}: {size:,} instructions" in texts_of(timeline_picture(timeline))
+    assert f"step {first}: {size:,}" in texts_of(timeline_picture(timeline, instructions_across=10 * size))
+    assert f"step {first}" in texts_of(timeline_picture(timeline, instructions_across=20 * size))
+
+
 def test_names_of_blocks_cross_no_line_between_steps():
     timeline = explained(EAGER).timeline
     second = timeline.step_starts[1]

@@ -213,8 +213,10 @@ def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
     for number, (start, end) in enumerate(pairwise(timeline.step_starts)):
         x = _x(start, scale)
         yield line(x, 8, x, bottom, "step")
-        label = f"{timeline.steps} step {timeline.first_step + number}: {counted(end - start, 'instruction')}"
-        yield text(label, x + 6, 22, "label strong")
+        name, size = f"step {timeline.first_step + number}", end - start
+        labels = (f"{timeline.steps} {name}: {counted(size, 'instruction')}", f"{name}: {size:,}", name)
+        room = size * scale - 6
+        yield text(next((each for each in labels if BOLD_LETTER * len(each) <= room), name), x + 6, 22, "label strong")
 
 
 def _flight(flight: Flight, y: float, scale: float, instructions: int, room: tuple[float, float]) -> Iterator[str]:
