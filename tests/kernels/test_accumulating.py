@@ -27,10 +27,10 @@ OTHERS = (
     "hopper (BF16, 128, 128, 128): stages_2+overlap+ping_pong+persistent+lazy",
 )
 AMPERE_BACKWARD = "ampere backward (BF16, 64, 64, 64, 4): stages_1_1+swizzled"
-HOPPER_BACKWARD = "hopper backward (BF16, 64, 128, 128, 2): stages_3_2+register_P"
+HOPPER_BACKWARD = "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"
 OTHER_BACKWARDS = (
     "ampere backward (BF16, 128, 64, 128, 8): stages_2_2+parts_2+swizzled",
-    "hopper backward (BF16, 128, 64, 128, 2): stages_3_2+register_P+bulk_dQ",
+    "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked",
 )
 ROUNDING_OF_P = 2e-3
 """What it explains of the relative error of an fp32 output."""
