@@ -62,7 +62,7 @@ def test_a_schedule_is_dealt_when_lengths_come_again_unless_there_is_a_thread_bl
 
 
 @pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
-def test_lengths_near_others_are_left_to_the_whole_checks_where_they_are_empty_or_too_many(gpu, config):
+def test_lengths_near_others_are_left_to_the_whole_checks_where_they_are_empty_or_wrong(gpu, config):
     kind = gpu.kind(AttentionOptions(), lambda *sizes: config)
     cache = laid_out("heads first", 3, 2, 600)
     kind.run(*(cache[:, :, :500],) * 3)
@@ -73,6 +73,8 @@ def test_lengths_near_others_are_left_to_the_whole_checks_where_they_are_empty_o
     assert arranged(cache[:, :, :501], cache[:, :, :501]) is not None
     for q, k in ((cache[:0], cache[:0]), (cache[:, :, :0], cache), (cache, cache[:, :, :0])):
         assert arranged(q, k) is None
+    with pytest.raises(ValueError, match=r"q: shape .* is not allowed"):
+        arranged(cache[0], cache[0])
     many = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16).expand(2**31, 2, 70, 64)
     with pytest.raises(ValueError, match=r"tiles of .* rows; allowed: up to 2147483647"):
         arranged(many, many)

@@ -34,7 +34,7 @@ from flashwright.runtime.devices import multiprocessors
 from flashwright.runtime.few_rows import FewRows, FewRowsArrangement
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
 from flashwright.runtime.parameters import WORD_BYTES, Parameters, kind_of_map, words_of
-from flashwright.runtime.tensor_maps import WORDS, RowsWord, map_template, placed_rows, words_of_rows
+from flashwright.runtime.tensor_maps import WORDS, map_template, placed_rows, words_of_rows
 from flashwright.runtime.tensors import (
     VECTOR_MASK,
     Allocate,
@@ -132,20 +132,35 @@ class CallKind:
         their own. Raises `ValueError` for what is not attention's."""
         if len(self.arrangements) >= self.MOST_ARRANGEMENTS:
             self.arrangements.clear()
+        latest, few_rows, q_shape = self._latest, self._few_rows, layout[0]
+        if (
+            latest is not None
+            and len(layout) == 6
+            and (few_rows is None or (len(q_shape) == 4 and q_shape[2] > few_rows.most_rows))
+            and (near := latest.of_other_lengths(layout, out)) is not None
+        ):
+            self.arrangements[near.layout] = self._latest = near
+            return near
+        return self._arrange(layout, q, k, v, out, packed)
+
+    def _arrange(
+        self,
+        layout: tuple[Any, ...],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        packed: Packed | None,
+    ) -> Arrangement | FewRowsArrangement | CopiesFirst | None:
+        """The same for tensors that are not near the latest."""
         q_shape, k_shape, v_shape = layout[0], layout[2], layout[4]
         buckets = None
         if len(layout) == 6 and len(q_shape) == len(k_shape) == 4:  # neither packed nor written to a given output
-            few_rows = self._few_rows
-            if few_rows is not None and q_shape[2] <= few_rows.most_rows:
-                few = few_rows.arrange(layout, q, k, v, out, self._copies_first)
+            if self._few_rows is not None and q_shape[2] <= self._few_rows.most_rows:
+                few = self._few_rows.arrange(layout, q, k, v, out, self._copies_first)
                 if few is not None:
                     self.arrangements[layout] = few
                     return few
-            latest = self._latest
-            near = None if latest is None else latest.of_other_lengths(layout, out)
-            if near is not None:
-                self.arrangements[near.layout] = self._latest = near
-                return near
             buckets = length_bucket(q_shape[2]), length_bucket(k_shape[2])
             latest = self._latest_of_buckets.get(buckets)
             near = None if latest is None else latest.of_other_lengths(layout, out)
@@ -247,6 +262,7 @@ class Plan:
         self.allocate = allocate
         self.least_rows, self.most_rows = rows
         self.least_keys, self.most_keys = keys
+        self.has_several_rows = self.least_rows > 1 < self.least_keys
         self.multiprocessors = multiprocessors(kind.device_index)
         self.maps = [map_template(kind_of_map(each)) for each in launch.tensor_maps]
         # The parameters one after the other in 8-byte words: tensor maps, arguments, perhaps a schedule.
@@ -382,7 +398,7 @@ class Arrangement:
         sizes: tuple[int, int, int, int],
         q_rows: int,
         kv_rows: int,
-        rows_words: Sequence[RowsWord] | None = None,
+        rows_words: Sequence[int] | None = None,
     ) -> None:
         self.plan = plan
         self.layout = layout
@@ -395,7 +411,7 @@ class Arrangement:
         self.q_rows = q_rows
         self.kv_rows = kv_rows
         self.rows_words = rows_words
-        """Of q, k and v in their tensor maps; None: not found yet."""
+        """`words_of_rows` of the tensor maps; None: not found yet."""
 
     def run(
         self,
@@ -463,8 +479,11 @@ class Arrangement:
         """
         q_shape, q_strides, k_shape, k_strides, v_shape, v_strides = layout
         _, old_q_strides, _, old_k_strides, _, old_v_strides = self.layout
-        q_batch, heads, q_rows, q_dim = q_shape
-        batch, kv_heads, kv_rows, head_dim = k_shape
+        try:
+            q_batch, heads, q_rows, q_dim = q_shape
+            batch, kv_heads, kv_rows, head_dim = k_shape
+        except ValueError:  # not of four dimensions
+            return None
         plan, sizes, old_q_rows = self.plan, self.sizes, self.q_rows
         old_batch, old_heads, old_kv_heads, old_head_dim = sizes
         if (
@@ -519,10 +538,13 @@ class Arrangement:
         rows_words = None
         if plan.maps:
             # A map of one row has no row stride.
-            several_rows = kv_rows > 1 < self.kv_rows and (q_rows == old_q_rows or q_rows > 1 < old_q_rows)
-            if same_maps and several_rows and plan.row_places:
+            same_maps = same_maps and (
+                plan.has_several_rows
+                or (kv_rows > 1 < self.kv_rows and (q_rows == old_q_rows or q_rows > 1 < old_q_rows))
+            )
+            if same_maps and plan.row_places:
                 rows_words = self.rows_words or words_of_rows(self.words, plan.row_places)
-                (q_at, q_rest, q_up), (k_at, k_rest, k_up), (v_at, v_rest, v_up) = rows_words
+                q_at, q_rest, q_up, k_at, k_rest, k_up, v_at, v_rest, v_up = rows_words
                 words[q_at] = q_rest | q_rows - 1 << q_up
                 words[k_at] = k_rest | kv_rows - 1 << k_up
                 words[v_at] = v_rest | kv_rows - 1 << v_up

@@ -32,8 +32,6 @@ BitRun = tuple[int, int, int, int]
 
 RowsPlace = tuple[int, int, int]
 """(word, mask of its other bits, bits to move rows less 1 up by)"""
-RowsWord = tuple[int, int, int]
-"""(word, its other bits, bits to move rows less 1 up by)"""
 
 
 def encoded_words(tensor_map: TensorMap) -> array[int]:
@@ -191,6 +189,7 @@ def placed_rows(maps: Sequence[MapTemplate]) -> list[RowsPlace]:
     return known if len(known) == len(places) else []
 
 
-def words_of_rows(words: Sequence[int], places: Sequence[RowsPlace]) -> list[RowsWord]:
-    """In maps that have been written."""
-    return [(at, words[at] & others, up) for at, others, up in places]
+def words_of_rows(words: Sequence[int], places: Sequence[RowsPlace]) -> tuple[int, ...]:
+    """Of each of several maps that have been written, one after the other: the word, its other bits, and how many bits
+    to move rows less 1 up by."""
+    return tuple(value for at, others, up in places for value in (at, words[at] & others, up))
