@@ -105,7 +105,7 @@ def tune_command(
 
     Every config that the rules keep is compiled; what spills is dropped, the rest checked against float64 and timed by
     successive halving on several kinds of scores: a config's time is the geometric mean over them. Results are kept
-    per GPU model, head dimension, dtype, mask, and rows of queries and of keys: up to 64, up to 1024, up to 4096, or
+    per GPU model, head dimension, dtype, mask, and rows of queries and of keys: up to 16, 64, 1024, 4096, or
     more; of a decode, per rows of all heads that share one of keys: up to 16, 32, 64, 128, or more.
     """
     if context.invoked_subcommand is not None:

@@ -30,7 +30,7 @@ from explain_cases import (
 )
 from matplotlib.image import imread
 
-from flashwright.kernels.explanation import OperandRegisters, RegisterPhase
+from flashwright.kernels.explanation import OperandRegisters, Product, RegisterPhase
 from flashwright.kernels.registry import families
 from flashwright.problem.dtypes import DType
 from flashwright.simulator.gpu import SimulatedGPU
@@ -268,6 +268,13 @@ def test_a_page_without_a_simulation_says_why_where_its_counts_would_be():
 def test_lines_of_a_page_break_between_the_words_of_a_name():
     assert breakable("Q_mma_load_K_tiles") == "Q_<wbr>mma_<wbr>load_<wbr>K_<wbr>tiles"
     assert breakable("async+eager: O += PV & S") == "async+<wbr>eager: O += PV &amp; S"
+
+
+def test_pages_name_no_product_of_warpgroups_that_does_not_exist():
+    """A wgmma has at most 256 columns (PTX ISA, "Asynchronous Warpgroup Level Matrix Shape")."""
+    described = [family for each in ("forward", "decode") for family in families(each) if family.explanation]
+    drawn = [family for family in described if family.explanation.product is Product.WGMMA]
+    assert drawn and all(max(family.d_heads) <= 256 for family in drawn)
 
 
 def test_a_rejected_config_says_so_at_the_top(page_files):

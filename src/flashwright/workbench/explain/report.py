@@ -17,6 +17,7 @@ from flashwright.workbench.explain.facts import (
 )
 from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.order import distances_text, runs_text
+from flashwright.workbench.quantities import counted
 
 Value = str | int | float
 
@@ -263,7 +264,8 @@ def _step(facts: ConfigFacts) -> Iterator[Row]:
         yield Row(
             f"{traffic.operation} {traffic.operand}: wavefronts",
             traffic.wavefronts,
-            f"{traffic.accesses} accesses, {traffic.wavefronts_ideal} wavefronts without conflicts",
+            f"{traffic.accesses:,} access{'' if traffic.accesses == 1 else 'es'}, "
+            f"{counted(traffic.wavefronts_ideal, 'wavefront')} without conflicts",
         )
     of_whom = "wavefronts beyond the ideal" if step.shared else "the warp itself reads and writes no shared memory"
     yield Row("bank conflicts", step.bank_conflicts, of_whom)

@@ -28,7 +28,6 @@ from flashwright.kernels.explanation import (
     Explanation,
     Knob,
     OperandRegisters,
-    Product,
     Reallocation,
     RegisterPhase,
     Shape,
@@ -146,5 +145,4 @@ EXPLANATION = Explanation(
     reallocations=reallocations,
     warps=warps,
     banks=banks,
-    product=Product.WGMMA,
 )
