@@ -187,32 +187,46 @@ def _pattern(mask_function: Any, allow_is_causal_skip: bool, allow_is_bidirectio
         if allow_is_causal_skip or mask_function is causal_mask_function:
             return Pattern(is_causal=True)
         return Pattern(is_causal=False) if allow_is_bidirectional_skip else None
-    pieces = list(_pieces(mask_function))
-    if not all(name in _KNOWN_PIECES for name, _ in pieces):
+    pieces = dict(_pieces(mask_function))
+    if not pieces.keys() <= _KNOWN_PIECES:
         return None
-    sequences = next((values[0] for name, values in pieces if name == _PACKED), None)
-    return Pattern(any(name == "causal_mask_function" for name, _ in pieces), sequences)
+    sequences = next(iter(pieces.get(_PACKED, {}).values()), None)
+    if _IN_SEQUENCES in pieces and sequences is None:
+        return None
+    return Pattern("causal_mask_function" in pieces, sequences)
 
 
 _PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
+_IN_SEQUENCES = "remap_positions_for_packed_sequence.<locals>.inner_mask"
 _KNOWN_PIECES = {
     "causal_mask_function",
     "bidirectional_mask_function",
     "sliding_window_overlay.<locals>.inner_mask",
     "sliding_window_bidirectional_overlay.<locals>.inner_mask",
     _PACKED,
+    _IN_SEQUENCES,
 }
 
 
-def _pieces(mask_function: Any) -> Iterator[tuple[str, list[Any]]]:
-    """The functions that all have to agree: the name and the values in the closure of each."""
-    values = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+def _pieces(mask_function: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The functions that all have to agree: the name of each, and what its closure holds, by name."""
+    cells = getattr(mask_function, "__closure__", None) or ()
+    held = {name: cell.cell_contents for name, cell in zip(_free_names(mask_function), cells, strict=True)}
     name = getattr(mask_function, "__qualname__", "")
     if name == "and_masks.<locals>.and_mask":
-        for each in values[0]:
+        for each in held["mask_functions"]:
             yield from _pieces(each)
-    else:
-        yield name, values
+        return
+    yield name, held
+    # A function of positions within packed sequences (transformers 5.23). Those of one sequence follow one another, so
+    # that distances are what they are between rows, and the other functions know nothing else of positions.
+    if name == _IN_SEQUENCES:
+        yield from _pieces(held["mask_function"])
+
+
+def _free_names(function: Any) -> tuple[str, ...]:
+    code = getattr(function, "__code__", None)
+    return () if code is None else code.co_freevars
 
 
 def _carried(
