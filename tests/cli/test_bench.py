@@ -16,14 +16,16 @@ from rich.console import Console
 
 import flashwright.cli.bench as command
 from flashwright import DType
+from flashwright.kernels.registry import parse_config
 from flashwright.workbench.bench.figures import save_figure
 from flashwright.workbench.bench.grid import Cell, grid, length_text
 from flashwright.workbench.bench.grid_plot import grid_figure
 from flashwright.workbench.bench.peers import PEERS
-from flashwright.workbench.bench.results import OURS, BenchResult, read_result, write_result
+from flashwright.workbench.bench.results import OURS, BenchResult, ours_of, read_result, write_result
 from flashwright.workbench.bench.scores import KINDS
 
 CONFIG = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+WIDE_CONFIG = CONFIG.replace("64", "128", 1)
 BACKWARD_CONFIG = "ampere backward (BF16, 64, 64, 128, 8): stages_2_2+swizzled"
 
 
@@ -43,6 +45,13 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(command, "GPUMachine", lambda **_: machine)
     monkeypatch.setattr(command, "_implementations", lambda config, families, peers: THREE)
     return machine
+
+
+def test_several_configs_are_timed_beside_what_attention_chooses():
+    """One takes its place."""
+    configs = [parse_config(text) for text in (CONFIG, f"{CONFIG}+mma_sum")]
+    assert list(command._implementations(configs[:1], [], [])) == [OURS]
+    assert list(command._implementations(configs, [], [])) == [OURS, *(ours_of(str(config)) for config in configs)]
 
 
 def test_without_a_gpu_bench_says_what_it_needs_and_what_works(monkeypatch):
@@ -68,6 +77,7 @@ def test_without_a_gpu_bench_says_what_it_needs_and_what_works(monkeypatch):
         (("--config", "(BF16, 64, 64, 64, 4): load_3_3_3_tiles"), "power of two"),
         (("--config", CONFIG, "--d-head", "128"), "up to 64"),
         (("--config", CONFIG, "--dtype", "fp16"), "computes BF16, not FP16"),
+        (("--config", WIDE_CONFIG, "--config", CONFIG), "computes head dimensions up to 64, not 128"),
         (("--output", "/nowhere/at/all/result.json"), "does not exist"),
         (("--plot", "picture.gif"), ".png or .svg"),
         (("--scores", "sinks"), "scores: 'sinks' is not known; did you mean 'sink'?"),
@@ -197,8 +207,8 @@ def test_all_kinds_are_every_kind(fake_gpu):
 
 
 def test_what_is_timed_is_attention_as_it_chooses_or_of_every_family_named():
-    assert command._implementations(None, [], []).keys() == {OURS}
-    chosen = command._implementations(None, ["ampere", "hopper"], [PEERS["sdpa-fa2"]])
+    assert command._implementations([], [], []).keys() == {OURS}
+    chosen = command._implementations([], ["ampere", "hopper"], [PEERS["sdpa-fa2"]])
     assert list(chosen) == ["flashwright (ampere)", "flashwright (hopper)", "sdpa-fa2"]
     assert chosen["flashwright (hopper)"].keywords == {"family": "hopper"}
 
@@ -212,7 +222,7 @@ def test_a_function_in_this_directory_is_timed_beside_the_others(monkeypatch, tm
     machine.times_ms = {OURS: 2.0, "my_peers:attention": 3.0}
     monkeypatch.setattr(command, "gpu_available", lambda: True)
     monkeypatch.setattr(command, "GPUMachine", lambda **_: machine)
-    monkeypatch.setattr(command, "prepare_ours", lambda inputs, config: THREE[OURS](inputs))
+    monkeypatch.setattr(command, "prepare_ours", lambda inputs, config=None: THREE[OURS](inputs))
     monkeypatch.setattr(command, "installed", lambda peers: ([], {}))
     code, out, error = flashwright(
         "bench", "--d-head", "64", "--seqlen", "512", "--peer", "my_peers:attention", "--json"

@@ -108,7 +108,11 @@ def bench(
         ),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="A config's short form, instead of what attention() chooses.")
+        list[str] | None,
+        typer.Option(
+            help="A config's short form, instead of what attention() chooses; several times for several of one head "
+            "dimension, beside it."
+        ),
     ] = None,
     peers: Annotated[
         list[str] | None,
@@ -210,15 +214,15 @@ def _save_figures(result: BenchResult, files: list[Path]) -> None:
 
 def _measured(given: dict[str, Any]) -> BenchResult:
     operation = checked_operation(given.get("operation", FORWARD))
-    chosen = _config(given["config"], operation) if "config" in given else None
-    cells = _cells(given, chosen)
-    families = _families(given, chosen)
+    configs = [_config(text, operation) for text in dict.fromkeys(given.get("config", ()))]
+    cells = _cells(given, configs)
+    families = _families(given, configs)
     peers, missing = installed(chosen_peers(_names(given.get("peers", ()))))
     peers += _own_peers(given.get("peer", ()))
     machine = GPUMachine(rounds=given.get("rounds", ROUNDS), replay_ms=given.get("replay_ms"))
     _require_gpu()
     with progress_bar("measuring", len(cells)) as advance:
-        results, complete = measure(machine, cells, _implementations(chosen, families, peers), advance=advance)
+        results, complete = measure(machine, cells, _implementations(configs, families, peers), advance=advance)
     return BenchResult(environment_record(), given, tuple(results), missing, complete)
 
 
@@ -236,11 +240,11 @@ def _names(texts: Iterable[str]) -> list[str]:
     return [name.strip() for text in texts for name in text.split(",")]
 
 
-def _families(given: dict[str, Any], config: KernelConfig | None) -> list[str]:
+def _families(given: dict[str, Any], configs: Sequence[KernelConfig]) -> list[str]:
     names = list(dict.fromkeys(_names(given.get("family", ()))))
-    if names and config:
+    if names and configs:
         raise ValueError(
-            f"--config names a kernel of the {family_of(config).name} family; --family does not go with it"
+            f"--config names a kernel of the {family_of(configs[0]).name} family; --family does not go with it"
         )
     operation = given.get("operation", FORWARD)
     return [family_named(name, FORWARD if operation == TRAIN else operation).name for name in names]
@@ -253,15 +257,16 @@ def _own_peers(texts: Iterable[str]) -> list[Peer]:
     return [external_peer(text) for text in dict.fromkeys(texts)]
 
 
-def _cells(given: dict[str, Any], config: KernelConfig | None) -> list[Cell]:
+def _cells(given: dict[str, Any], configs: Sequence[KernelConfig]) -> list[Cell]:
+    config = configs[0] if configs else None
     dtype = DType.parse(given["dtype"]) if "dtype" in given else config.dtype if config else DType.BF16
     d_heads = given.get("d_head") or ([config.d_head] if config else D_HEADS)
-    if config:
-        family_of(config).shapes(config)  # raises for a config of which there is no kernel
-        if config.dtype != dtype:
-            raise ValueError(f"config: {config} computes {config.dtype.name}, not {dtype.name}")
-        if max(d_heads) > config.d_head:
-            raise ValueError(f"config: {config} computes head dimensions up to {config.d_head}, not {max(d_heads)}")
+    for each in configs:
+        family_of(each).shapes(each)  # raises for a config of which there is no kernel
+        if each.dtype != dtype:
+            raise ValueError(f"config: {each} computes {each.dtype.name}, not {dtype.name}")
+        if max(d_heads) > each.d_head:
+            raise ValueError(f"config: {each} computes head dimensions up to {each.d_head}, not {max(d_heads)}")
     scores = chosen_scores(given.get("scores", [NORMAL]))
     if given.get("operation") == DECODE:
         return _cache_cells(given, config, dtype, scores)
@@ -302,10 +307,18 @@ def _cache_cells(given: dict[str, Any], config: KernelConfig | None, dtype: DTyp
     return cache_cells(dtype, scores=scores, causal=causal, uneven="uneven" in given, **sizes)
 
 
-def _implementations(config: KernelConfig | None, families: list[str], peers: list[Peer]) -> dict[str, Prepare]:
-    ours: dict[str, Prepare] = {ours_of(name): partial(prepare_ours, family=name) for name in families}
+def _implementations(
+    configs: Sequence[KernelConfig], families: Sequence[str], peers: Sequence[Peer]
+) -> dict[str, Prepare]:
+    """Ours by families, or by one config; several configs stand beside what `attention()` chooses."""
     of_peers: dict[str, Prepare] = {peer.name: partial(prepare_operation, peer.prepare) for peer in peers}
-    return (ours or {OURS: partial(prepare_ours, config=config)}) | of_peers
+    ours: dict[str, Prepare] = {ours_of(name): partial(prepare_ours, family=name) for name in families}
+    if not families:
+        alone = configs[0] if len(configs) == 1 else None
+        ours = {OURS: partial(prepare_ours, config=alone)}
+    if len(configs) > 1:
+        ours |= {ours_of(str(config)): partial(prepare_ours, config=config) for config in configs}
+    return ours | of_peers
 
 
 def _require_gpu() -> None:
