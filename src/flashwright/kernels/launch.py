@@ -73,6 +73,8 @@ class LaunchRules:
     found at once, for lengths that may not come again."""
     key_blocks_together: Callable[[Any], int] = lambda config: 1
     """Blocks of B_c keys whose thread blocks work together, where a thread block owns keys: there are whole groups."""
+    finishes_dq: Callable[[Any], bool] = lambda config: False
+    """Whether a backward kernel rounds dq itself, where sequences are not packed."""
     row_stride: Callable[[Any], int] = lambda config: 0
     """Elements from a row of the tensors to the next, where a config's kernel was compiled for them; 0: any."""
     values_in_keys: int = 0

@@ -1,7 +1,7 @@
-"""Launch plans of the backward: gradients of q, k and v by the three kernels of a config.
+"""Launch plans of the backward: gradients of q, k and v by the kernels of a config, two or three.
 
 As with the forward, a kind of call decides once and repeats. An arrangement is the packed parameters of tensors of
-certain shapes and strides; a call like one before copies them and fills in addresses. All three kernels take the same
+certain shapes and strides; a call like one before copies them and fills in addresses. All kernels take the same
 arguments, so that one copy serves them; the memory they work in is PyTorch's, of the current stream.
 """
 
@@ -153,7 +153,10 @@ class BackwardKind:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = BackwardPlan(self, config, launch)
-        return BackwardArrangement(plan, launch, scratch_for(config, views[0], views[1], sequences), tensors)
+        scratch = scratch_for(
+            family_of(config).launch_rules, config, views[0], views[1], sequences, multiprocessors(self.device_index)
+        )
+        return BackwardArrangement(plan, launch, scratch, tensors)
 
     def _config(self, q: torch.Tensor, k: torch.Tensor, packed: Packed | None) -> KernelConfig:
         head_dim, q_length, kv_length = q.shape[3], q.shape[2], k.shape[2]
@@ -167,7 +170,7 @@ class BackwardKind:
 
 
 class BackwardPlan:
-    """The three kernels of a config on a GPU."""
+    """The kernels of a config on a GPU."""
 
     def __init__(self, kind: BackwardKind, config: KernelConfig, launch: BackwardLaunch) -> None:
         self.kind = kind
@@ -177,7 +180,7 @@ class BackwardPlan:
         self.variant = launch.variant
         self.rows = loaded_kernel(config, launch.variant, index, ROWS)
         self.own = loaded_kernel(config, launch.variant, index)
-        self.dq = loaded_kernel(config, launch.variant, index, DQ)
+        self.dq = None if launch.finishes_dq else loaded_kernel(config, launch.variant, index, DQ)
         self.arguments = first = len(launch.tensor_maps) * WORDS
         self.arguments_address = len(launch.tensor_maps) * WORD_BYTES
         """Where the last of the addresses of parameters lies, from the first on."""
@@ -261,7 +264,8 @@ class BackwardArrangement:
         arguments = all_parameters + plan.arguments_address
         plan.rows.launch(self.rows_grid, arguments, stream)
         plan.own.launch(self.grid, all_parameters, stream)
-        plan.dq.launch(self.rows_grid, arguments, stream)
+        if plan.dq is not None:
+            plan.dq.launch(self.rows_grid, arguments, stream)
         plan.spare.append(parameters)
         return gradients
 

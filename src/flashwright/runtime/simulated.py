@@ -162,7 +162,7 @@ def simulate_backward(
     packed = None
     if starts is not None:
         packed = PackedSequences(len(starts[0]) - 1, gpu.to_device(starts[0]), gpu.to_device(starts[1]), *max_lengths)
-    scratch = scratch_for(known, tensors[0], tensors[1], packed)
+    scratch = scratch_for(family.launch_rules, known, tensors[0], tensors[1], packed, multiprocessors)
     launch: BackwardLaunch = family.launch(
         known,
         *tensors,
@@ -192,7 +192,7 @@ def simulate_backward(
 
     before = run_companion(ROWS)
     own = run(compile_kernel(known, arch, launch.variant), launch.grid, launch.parameters, **launch_options)
-    after = run_companion(DQ)
+    companions = {ROWS: before} if launch.finishes_dq else {ROWS: before, DQ: run_companion(DQ)}
     for array, tensor in zip(gradients, tensors[5:], strict=True):
         memory = gpu.to_host(tensor.address)
         if sums is None:
@@ -200,7 +200,7 @@ def simulate_backward(
         else:  # sums may lie between those of another
             array[...] = np.lib.stride_tricks.as_strided(memory, array.shape, array.strides)
     dq, dk, dv = gradients if sums is None else sums
-    return BackwardSimulation(dq, dk, dv, own, {ROWS: before, DQ: after})
+    return BackwardSimulation(dq, dk, dv, own, companions)
 
 
 def simulate_decode(

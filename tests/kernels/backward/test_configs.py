@@ -101,7 +101,7 @@ def test_the_names_of_a_config():
     assert str(HOPPER) == "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P"
     assert HOPPER.kernel_name() == (
         "hopper_backward_kernel<HopperBackwardKernelConfig{DType::BF16, 128, 64, 128, 2, 2, 2, true, false, false, "
-        "false, false, false, false}>"
+        "false, false, false, false, false}>"
     )
 
 
@@ -141,7 +141,7 @@ def test_a_text_that_names_no_config_is_refused_with_what_is_wrong(config, chang
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 14")]
+    ("name", "expected"), [("AmpereBackwardKernelConfig", "9 to 12"), ("HopperBackwardKernelConfig", "7 to 15")]
 )
 def test_a_struct_with_too_few_fields_is_refused(name, expected):
     with pytest.raises(ValueError, match=rf"has 2 fields; expected {expected}: dtype, d_head, B_r"):
@@ -304,6 +304,10 @@ REFUSED = {
     "hopper: keys ahead": (
         "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+keys_ahead",
         "persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead",
+    ),
+    "hopper: dQ finished by thread blocks of one tile": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+finishes_dQ",
+        "finishes dQ: persistent is off, paired is off; single thread blocks that take tiles one after the other",
     ),
     "hopper: P of two thread blocks": (
         "hopper backward (BF16, 128, 64, 64, 1): stages_2_2+register_P+paired",

@@ -91,6 +91,17 @@ def run_persistent_ordered() -> None:
     check_backward(replace(PERSISTENT, keys_ahead=True, ordered=True), problem(64, 256), multiprocessors=1)
 
 
+def run_finishing(**knobs: bool) -> None:
+    """Two thread blocks finish dQ of six heads of four blocks of keys each, in as many waves."""
+    several_heads = Problem.random((1, 6, 6, 64, 256, 64), DType.FP16)
+    check_backward(replace(PERSISTENT, finishes_dQ=True, **knobs), several_heads, multiprocessors=2)
+
+
+def run_finishing_bulk() -> None:
+    """The same where the copy engine adds."""
+    run_finishing(bulk_dQ=True)
+
+
 def run_skipping() -> None:
     """The second warpgroup leaves out the first step of each of two tiles."""
     causal = AttentionOptions(Window(right=0))
@@ -118,6 +129,8 @@ RUNS = (
     run_keys_ahead,
     run_persistent_bulk,
     run_persistent_ordered,
+    run_finishing,
+    run_finishing_bulk,
     run_skipping,
     run_packed,
 )
@@ -154,6 +167,8 @@ TILE_READERS = (
     ("who has the copy engine add", "add_blocks_of_dQ(", run_persistent_bulk),
     ("who waits for turns", "wait_for_turns(", run_persistent_ordered),
     ("who passes turns on", "pass_turns(", run_persistent_ordered),
+    ("who counts tiles", "count_tiles(", run_finishing),
+    ("who has the copy engine add and counts tiles", "add_blocks_of_dQ(", run_finishing_bulk),
 )
 MUTATIONS = {
     "K is read before it has arrived": no_wait("K(group).wait_until_full(keys_place().lap);", "async-copy"),
@@ -279,6 +294,12 @@ MUTATIONS = {
     "nobody waits until rows of others are cleared": Mutation(
         "named_barrier_sync(barriers::consumers, consumer_threads);", SYNC, {"race"}, "clear_", run=run_packed
     ),
+    "a tile is counted before the consumers are done": by(
+        run_finishing, no_wait("mbarrier_wait(shared.done(index).full", "global-race")
+    ),
+    "consumers do not say that they are done": by(
+        run_finishing, no_release("mbarrier_arrive(shared.done(index).full);")
+    ),
     "consumers add before it is their turn": ordered(no_wait("shared.turn(step).wait_until_full(", *UNORDERED)),
     "a turn is passed on before all have added": ordered(
         no_wait("mbarrier_wait(shared.turn(turns).empty,", *UNORDERED, "deadlock")
@@ -302,7 +323,9 @@ def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
 
 # --- Broken source -----------------------------------------------------------------------------------------------
 
-SHARED, SUMS = "backward/hopper_shared.cuh", "backward/dq_sums.cuh"
+SHARED, SUMS, WAVES = "backward/hopper_shared.cuh", "backward/dq_sums.cuh", "backward/waves.cuh"
+HANDED_ON = {"global-race"}
+WAVE_IS_DONE = "load_acquire(done(wave - behind)) == (uint64)tiles_of(wave - behind)"
 SOURCE_MUTATIONS = {
     "dS has one stage": SourceMutation(
         SHARED,
@@ -320,6 +343,19 @@ SOURCE_MUTATIONS = {
         SHARED, {"step % (2 * cfg::Q_stages)": "step % cfg::Q_stages"}, run_several_steps, {"race"}
     ),
     "a turn is not waited for": SourceMutation(SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED),
+    "dQ is finished before a wave is done": SourceMutation(WAVES, {WAVE_IS_DONE: "true"}, run_finishing, HANDED_ON),
+    "tiles of other thread blocks are not acquired": SourceMutation(
+        WAVES,
+        {WAVE_IS_DONE: WAVE_IS_DONE.replace("load_acquire(", "*(volatile uint64 *)(")},
+        run_finishing,
+        HANDED_ON,
+    ),
+    "tiles are not released to other thread blocks": SourceMutation(
+        WAVES, {"add_acq_rel(": "add_relaxed("}, run_finishing, HANDED_ON
+    ),
+    "sums of a wave lie where those two before it are finished": SourceMutation(
+        WAVES, {"kept = 2 * behind": "kept = behind"}, run_finishing, HANDED_ON
+    ),
     "a turn is not acquired": not_acquired(run_ordered),
     "a turn is not released": not_released(run_ordered),
 }

@@ -68,9 +68,20 @@ def test_packed_sequences_begin_with_whole_blocks_that_do_not_overlap_and_fit(le
 def test_no_memory_beyond_rows_and_the_sums_of_dq(config):
     """However many keys there are."""
     q = tensor("q", 1, 8, 1024, 128)
-    few, many = (scratch_for(config, q, tensor("k", 1, 8, keys, 128)) for keys in (128, 2**20))
+    rules = family_of(config).launch_rules
+    few, many = (scratch_for(rules, config, q, tensor("k", 1, 8, keys, 128), None, 132) for keys in (128, 2**20))
     assert few == many
     assert many.total <= 8 * 1024 * 4 * (128 + 2 + 1)
+
+
+def test_a_kernel_that_finishes_dq_keeps_sums_for_four_waves():
+    """A wave is heads with two blocks of keys for each multiprocessor: of 1,024 keys, 128 each, 33 heads."""
+    config = replace(HOPPER, persistent=True, finishes_dQ=True)
+    rules = family_of(config).launch_rules
+    q, k = (tensor(name, 64, 16, 1024, 128) for name in "qk")
+    scratch, whole = (scratch_for(rules, each, q, k, None, 132) for each in (config, HOPPER))
+    assert scratch.turns - scratch.dQ_sums == 4 * 33 * 1024 * 128 * 4
+    assert whole.turns - whole.dQ_sums == 64 * 16 * 1024 * 128 * 4
 
 
 # --- Grids and parameters ----------------------------------------------------------------------------------------

@@ -209,6 +209,23 @@ PERSISTENT = {
         (1, 2, 1, 65, 200),
         Window(left=90, right=30),
     ),
+    "dQ finished by tiles of later heads": (HOPPER_PERSISTENT + "+finishes_dQ", (2, 3, 3, 100, 130), CAUSAL),
+    "dQ of grouped heads finished, the last rows of a block missing": (
+        HOPPER_PERSISTENT + "+keys_ahead+finishes_dQ",
+        (3, 4, 2, 70, 100),
+        Window(left=50),
+    ),
+    "dQ added by the copy engine and finished": (
+        "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead+finishes_dQ",
+        (1, 6, 6, 130, 300),
+        CAUSAL,
+    ),
+    "dQ finished where two warpgroups share keys": (
+        "hopper backward (BF16, 256, 64, 64, 2): stages_2_2+persistent+finishes_dQ",
+        (1, 5, 5, 65, 200),
+        Window(),
+    ),
+    "fewer heads than waves behind": (HOPPER_PERSISTENT + "+finishes_dQ", (1, 1, 1, 70, 200), CAUSAL_TOP_LEFT),
     "dealt to a pair of thread blocks": (HOPPER_CLUSTER + "+persistent", (1, 2, 1, 70, 400), CAUSAL_TOP_LEFT),
     "no row attends to any key": (HOPPER_PERSISTENT, (1, 1, 1, 70, 200), Window(right=-300)),
 }
@@ -222,6 +239,27 @@ def test_persistent_thread_blocks_compute_every_block_of_keys(case):
     problem = Problem.random((*shape, config.d_head), config.dtype, AttentionOptions(window))
     found = check_backward(config, problem, multiprocessors=2)
     assert found.run.findings == []
+
+
+def test_a_kernel_that_finishes_dQ_has_none_after_it_and_keeps_sums_for_few_heads():
+    """Sums for four waves: of two multiprocessors' worth of tiles, one head each."""
+    config = parse_config(HOPPER_PERSISTENT)
+    problem = Problem.random((1, 6, 6, 64, 256, 64), config.dtype)
+    apart, finished = (
+        check_backward(each, problem, multiprocessors=2) for each in (config, replace(config, finishes_dQ=True))
+    )
+    assert list(apart.companions) == ["rows", "dq"]
+    assert list(finished.companions) == ["rows"]
+    cleared = [each.companions["rows"].counters.bytes_registers_to_global for each in (apart, finished)]
+    assert cleared[0] - cleared[1] == 2 * 64 * 64 * 4 - 6 * 8  # two of six heads, and a counter of each wave
+
+
+def test_packed_sequences_and_sums_in_order_are_finished_by_a_kernel_of_its_own():
+    config = parse_config(HOPPER_PERSISTENT + "+finishes_dQ")
+    check_packed_backward(config, [(40, 50), (70, 30), (3, 200)], multiprocessors=2)
+    in_order = replace(config, ordered=True)
+    found = check_backward(in_order, Problem.random((1, 2, 2, 70, 130, 64), config.dtype), multiprocessors=2)
+    assert "dq" in found.companions
 
 
 def test_vector_reductions_give_the_same_sums():

@@ -61,18 +61,33 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
                           : (tile * accumulator_values + i) * threads + thread;
     }
 
-    // The accumulators of 8 columns of two rows, `fragment` apart, that the four lanes of a quad hold together.
+    // 8 columns of two rows, `fragment` apart, whose accumulators the four lanes of a quad hold together. Neighbouring
+    // pieces have neighbouring columns of a row.
+    static constexpr int quads = warp_threads / 4;
+    static constexpr int pieces = warps * row_tiles * column_tiles * quads;
+    struct Piece {
+        int warp, quad, m, n;
+
+        static DEVICE Piece at(int number) {
+            const int rest = number / (column_tiles * row_tiles);
+            return {rest / quads, rest % quads, number / column_tiles % row_tiles, number % column_tiles};
+        }
+        DEVICE int first_column() const { return DQSums::first_column(warp) + mma_columns * n; }
+        DEVICE int row(int half) const { return first_row(warp) + mma_rows * m + fragment * half + quad; }
+        // Its four stretches of 16 bytes. In vectors: all that lane j holds; otherwise value j of all lanes.
+        DEVICE int stretch(int j) const {
+            const int first_thread = warp * warp_threads + quad * 4;
+            return in_vectors ? offset(first_thread + j, m, n, 0) : offset(first_thread, m, n, j);
+        }
+    };
     struct TwoRows {
         float values[halves][mma_columns];
     };
-    static DEVICE TwoRows load(const float *block, int warp, int quad, int m, int n) {
+    static DEVICE TwoRows load(const float *block, const Piece &piece) {
         TwoRows rows_;
-        const int first_thread = warp * warp_threads + quad * 4;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            // In vectors: all that lane j holds; otherwise value j of all lanes.
-            const Vector16B v = load_global_16B(
-                block + (in_vectors ? offset(first_thread + j, m, n, 0) : offset(first_thread, m, n, j)));
+            const Vector16B v = load_global_16B(block + piece.stretch(j));
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int lane = in_vectors ? j : i, value = in_vectors ? i : j;
@@ -81,6 +96,11 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
             }
         }
         return rows_;
+    }
+    static DEVICE void clear(float *block, const Piece &piece) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            store_global_16B(block + piece.stretch(j), Vector16B{});
     }
 };
 

@@ -7,7 +7,8 @@
 //
 // A persistent thread block owns several blocks of keys, one after the other: while the consumers leave one, the next
 // one's first blocks of Q and dO, and its K and V where there is room for two, are copied. It takes them from a common
-// count; to a pair they are dealt, so that both have the same without asking each other.
+// count; to a pair they are dealt, so that both have the same without asking each other. It may finish dQ, too: of heads
+// all of whose keys have been visited.
 #pragma once
 #include "backward/hopper_consumer.cuh"
 #include "backward/hopper_producer.cuh"
@@ -46,8 +47,12 @@ __global__ void __cluster_dims__(shape::together) __launch_bounds__(consumer_thr
             else if constexpr (shape::announces_tiles)
                 announce_tiles(args, shared);
         }
-        if (cfg::ordered && !cfg::bulk_dQ && threadIdx.x == consumer_threads + 3 * warp_threads)
-            pass_turns(args, shared);
+        if (!cfg::bulk_dQ && threadIdx.x == consumer_threads + 3 * warp_threads) {
+            if constexpr (cfg::ordered)
+                pass_turns(args, shared);
+            else if constexpr (shape::finishes_dQ)
+                count_tiles(args, shared);
+        }
     } else {
         take_registers<shape::consumer_registers>();
         Consumer{args, shared}.run();

@@ -70,12 +70,35 @@ struct Consumer {
             const Slot slot = shared.tile(index);
             slot.wait_until_full(TilePlace::after(index).lap);
             const int steps = uniform(TileNote::read(slot.data).steps);
-            if (steps < 0)
+            if (steps == TileNote::none)
                 return;
-            compute(step, step + steps);
-            step += steps;
-            __syncwarp(); // the first lane releases what all have read
+            if constexpr (shape::finishes_dQ)
+                finish_dQ_of_wave();
+            if (!shape::finishes_dQ || steps != TileNote::keyless) {
+                compute(step, step + steps);
+                step += steps;
+            }
+            __syncwarp(); // the first lane speaks for all
             slot.release();
+            if (shape::finishes_dQ && lane_index() == 0)
+                mbarrier_arrive(shared.done(index).full);
+        }
+    }
+    // This tile's part of dQ of the wave two before its own.
+    DEVICE void finish_dQ_of_wave() const {
+        const Waves waves{args.backward};
+        const Waves::Place place = waves.of(tile());
+        if (place.wave < Waves::behind)
+            return;
+        const ForwardArguments &forward = args.backward.forward;
+        const int wave = place.wave - Waves::behind, heads = forward.q_heads_per_kv_head;
+        const int blocks = waves.pairs_of(wave) * heads * forward.q_blocks;
+#pragma unroll 1
+        for (int i = place.tile; i < blocks; i += waves.tiles_of(place.wave)) {
+            const int head = waves.first_pair(wave) * heads + i / forward.q_blocks; // of Q, through all batches
+            const int batch = head / forward.q_heads, first_row = i % forward.q_blocks * cfg::B_r;
+            const QueryTile queries(args.backward, head - batch * forward.q_heads, batch, first_row);
+            ::finish_dQ<consumer_threads, true>(args.backward, queries, threadIdx.x);
         }
     }
     DEVICE void compute_dealt_tiles() {

@@ -65,15 +65,14 @@ struct Producer {
         const QueryStep at = this->at(work, step);
         const Slot slot = shared.Q(Q_place.stage);
         slot.wait_until_empty(Q_place.lap); // @operand Q
-        const int64 row = padded(work, at);
         const bool masked = at.block < work.queries.plain_begin || at.block >= work.queries.plain_end;
         const int rows = min(work.sequence.q_length - at.first_row, cfg::B_r);
-        float *const sums = args.backward.dQ_sums + row * cfg::d_head;
+        float *const sums = dQ_sums_of(args.backward, work, at);
         // The arrival that announces the copies makes the note visible too.
         StepNote{at.first_row, rows, masked, sums}.write(shared.note(first_step + step));
         fill<cfg::B_r, shape::panels, shape::terms_bytes>(slot, args.Q, // @operand Q
                                                           work.sequence.q_start + at.first_row, at.head, batch(work));
-        bulk_copy_bytes(shared.lse(Q_place.stage), args.backward.row_lse + row, slot.full, shape::terms_bytes);
+        bulk_copy_bytes(shared.lse(Q_place.stage), args.backward.row_lse + padded(work, at), slot.full, shape::terms_bytes);
         Q_place.advance();
     }
     DEVICE void fill_dO(const Work &work, int step) {
@@ -88,29 +87,17 @@ struct Producer {
     }
 };
 
-// Announces the tiles of a persistent thread block: the first by its own number, then each that nobody has taken when the
-// copies for the one before have been started. Later would leave the copy engine idle; earlier would leave a tile to a
-// thread block that is busy while others have none. In order, the first is taken too: tiles wait for those before them,
-// which are then all of thread blocks that have begun.
-DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shared) {
-    const BackwardArguments &backward = args.backward;
-    const int tiles = key_tiles(backward), dealt = cfg::ordered ? 0 : gridDim.x;
-    const auto next = [&] { return dealt + (int)add_relaxed(backward.tiles_taken, 1); };
-    int tile = cfg::ordered ? next() : blockIdx.x;
+// What a persistent thread block is told of its tiles, for one thread: `visit` is given each with its number.
+template <class Visit> DEVICE void for_each_announcement(const SharedMemory &shared, const Visit &visit) {
 #pragma unroll 1
     for (int index = 0;; ++index) {
-        // Packed sequences have places for tiles that they do not need.
-        while (tile < tiles && !work_of(backward, tile).exists())
-            tile = next();
         const Slot slot = shared.tile(index);
-        slot.wait_until_empty(TilePlace::after(index).lap);
-        const bool is_none = tile >= tiles;
-        TileNote{tile, is_none ? -1 : work_of(backward, tile).steps(backward)}.write(slot.data);
-        mbarrier_arrive(slot.full);
-        if (is_none)
+        slot.wait_until_full(TilePlace::after(index).lap);
+        const TileNote note = TileNote::read(slot.data);
+        if (note.is_none())
             return;
-        shared.copies().wait_until_full(TurnPlace::after(index).lap);
-        tile = next();
+        visit(note, index);
+        mbarrier_arrive(slot.empty);
     }
 }
 
@@ -120,17 +107,12 @@ template <class Visit>
 DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &shared, const Visit &visit) {
     if constexpr (shape::announces_tiles) {
         int first_step = 0;
-#pragma unroll 1
-        for (int index = 0;; ++index) {
-            const Slot slot = shared.tile(index);
-            slot.wait_until_full(TilePlace::after(index).lap);
-            const TileNote note = TileNote::read(slot.data);
-            if (note.is_none())
+        for_each_announcement(shared, [&](const TileNote &note, int index) {
+            if (!note.has_keys())
                 return;
             visit(work_of(args.backward, note.tile), note.steps, first_step, index);
             first_step += note.steps;
-            mbarrier_arrive(slot.empty);
-        }
+        });
     } else if constexpr (cfg::persistent) {
         int first_step = 0, index = 0;
 #pragma unroll 1
@@ -147,6 +129,55 @@ DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &share
         if (const int steps = work.steps(args.backward); steps > 0)
             visit(work, steps, 0, 0);
     }
+}
+
+// Announces the tiles of a persistent thread block: the first by its own number, then each that nobody has taken when the
+// copies for the one before have been started. Later would leave the copy engine idle; earlier would leave a tile to a
+// thread block that is busy while others have none. In order or in waves, the first is taken too: tiles wait for those
+// before them, which are then all of thread blocks that have begun.
+DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shared) {
+    constexpr bool takes_first = cfg::ordered || shape::finishes_dQ;
+    const BackwardArguments &backward = args.backward;
+    const int with_keys = key_tiles(backward), dealt = takes_first ? 0 : gridDim.x;
+    const int tiles = shape::finishes_dQ ? Waves{backward}.tiles() : with_keys;
+    const auto next = [&] { return dealt + (int)add_relaxed(backward.tiles_taken, 1); };
+    int tile = takes_first ? next() : blockIdx.x;
+#pragma unroll 1
+    for (int index = 0;; ++index) {
+        // Packed sequences have places for tiles that they do not need.
+        while (tile < with_keys && !work_of(backward, tile).exists())
+            tile = next();
+        const bool is_none = tile >= tiles, has_keys = tile < with_keys;
+        if (shape::finishes_dQ && !is_none)
+            while (!Waves{backward}.may_begin(Waves{backward}.of(tile).wave)) {
+            }
+        const Slot slot = shared.tile(index);
+        slot.wait_until_empty(TilePlace::after(index).lap);
+        TileNote{tile, is_none    ? TileNote::none
+                       : has_keys ? work_of(backward, tile).steps(backward)
+                                  : TileNote::keyless}
+            .write(slot.data);
+        mbarrier_arrive(slot.full);
+        if (is_none)
+            return;
+        if (has_keys)
+            shared.copies().wait_until_full(TurnPlace::after(index).lap);
+        tile = next();
+    }
+}
+
+// Counts a tile, for the waves behind it, when the consumers are done with it. Behind all additions of other threads to dQ.
+DEVICE void count_tile(const HopperArguments &args, const SharedMemory &shared, int tile, int index) {
+    const Waves waves{args.backward};
+    mbarrier_wait(shared.done(index).full, TilePlace::after(index).lap);
+    waves.count_tile(waves.of(tile).wave);
+}
+// Nobody waits for those without keys.
+DEVICE void count_tiles(const HopperArguments &args, const SharedMemory &shared) {
+    for_each_announcement(shared, [&](const TileNote &note, int index) {
+        if (note.has_keys())
+            count_tile(args, shared, note.tile, index);
+    });
 }
 
 DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
@@ -195,22 +226,21 @@ template <int part = 0> DEVICE void free_parts_of_dQ(const SharedMemory &shared)
 // waits for another.
 DEVICE void add_blocks_of_dQ(const HopperArguments &args, const SharedMemory &shared) {
     TurnPlace place;
-    for_each_tile(args, shared, [&](const Work &work, int steps, int, int) {
+    const auto add = [&](const Work &work, int steps, int, int) {
         const QuerySteps<Work> query_steps{args.backward, work};
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             const QueryStep at = query_steps.at(step);
             const Turn turn = turn_of(args, work, at);
-            const int64 row = padded_row<cfg::B_r>(args.backward, work.sequence, at.head, work.tile.batch) + at.first_row;
+            float *const sums = dQ_sums_of(args.backward, work, at);
             if constexpr (cfg::ordered)
                 turn.wait();
 #pragma unroll
             for (int part = 0; part < cfg::n_consumers; ++part) {
                 const Slot slot = shared.dQ(part);
                 slot.wait_until_full(place.lap);
-                bulk_add_floats(args.backward.dQ_sums + row * cfg::d_head +
-                                    part * (shape::dQ_part_bytes / (int)sizeof(float)),
-                                slot.data, shape::dQ_part_bytes);
+                bulk_add_floats(sums + part * (shape::dQ_part_bytes / (int)sizeof(float)), slot.data,
+                                shape::dQ_part_bytes);
                 bulk_commit_group();
             }
             free_parts_of_dQ(shared);
@@ -220,7 +250,18 @@ DEVICE void add_blocks_of_dQ(const HopperArguments &args, const SharedMemory &sh
             }
             place.advance();
         }
-    });
+    };
+    if constexpr (shape::finishes_dQ)
+        for_each_announcement(shared, [&](const TileNote &note, int index) {
+            if (!note.has_keys())
+                return;
+            fence_async_proxy_of_global(); // others have cleared the sums
+            add(work_of(args.backward, note.tile), note.steps, 0, 0);
+            bulk_wait_until_added();
+            count_tile(args, shared, note.tile, index);
+        });
+    else
+        for_each_tile(args, shared, add);
     bulk_wait_until_added();
 }
 

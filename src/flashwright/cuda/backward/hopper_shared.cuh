@@ -1,20 +1,18 @@
 // What the warps of the Hopper backward share: arguments, shared memory and its barriers.
 #pragma once
 #include "attention/score_gradients.cuh"
-#include "backward/dq_sums.cuh"
+#include "backward/query_tile.cuh"
 #include "pipeline/ring.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/warpgroup.cuh"
 
 using Work = KeyTileWork<cfg::B_r, cfg::B_c, shape::together>;
-using Sums = DQSums<cfg::B_r, cfg::d_head, shape::dQ_threads, shape::dQ_group_warps, shape::dQ_column_parts>;
 
 struct HopperArguments {
     const TensorMap &Q, &K, &V, &dO;
     const BackwardArguments &backward;
 };
 
-constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 constexpr int consumer_threads = cfg::n_consumers * warpgroup_threads;
 
 // Numbers of the named barriers; 0 is that of all threads.
@@ -35,6 +33,11 @@ DEVICE KeyTile key_tile(const BackwardArguments &backward, int block) {
     return key_tile_of_block<cfg::ordered, cfg::B_c, shape::together>(backward, block);
 }
 DEVICE Work work_of(const BackwardArguments &backward, int block) { return Work(backward, key_tile(backward, block)); }
+// Where dQ of a step is added.
+DEVICE float *dQ_sums_of(const BackwardArguments &backward, const Work &work, const QueryStep &at) {
+    const int64 row = row_of_sums<cfg::B_r, shape::finishes_dQ>(backward, work.sequence, at.head, work.tile.batch);
+    return backward.dQ_sums + (row + at.first_row) * cfg::d_head;
+}
 
 // What the producer knows of a step, so that the consumers need no registers for it.
 struct StepNote {
@@ -59,11 +62,13 @@ struct StepNote {
 // A tile of a persistent thread block, as one of its threads announces it to the others.
 struct TileNote {
     int tile;  // as thread blocks are numbered where each has one
-    int steps; // negative: there are no more tiles
+    int steps; // negative: it has no keys, or there are no more tiles
 
     static constexpr int bytes = sizeof(Vector16B);
+    static constexpr int keyless = -1, none = -2;
 
-    DEVICE bool is_none() const { return steps < 0; }
+    DEVICE bool is_none() const { return steps == none; }
+    DEVICE bool has_keys() const { return steps >= 0; }
     DEVICE void write(uint32 shared) const { store_shared_16B(shared, {(uint32)tile, (uint32)steps}); }
     static DEVICE TileNote read(uint32 shared) {
         const Vector16B v = load_shared_16B(shared);
@@ -105,6 +110,10 @@ struct SharedMemory {
     }
     // Full: all copies for a tile have been started.
     DEVICE Slot copies() const { return slot(0, tile_barriers + shape::tile_stages, 0); }
+    // Full: the consumers are done with a tile.
+    DEVICE Slot done(int index) const {
+        return slot(0, tile_barriers + shape::tile_stages + 1, TilePlace::after(index).stage);
+    }
     // Full: dS of a step, and P if it is in shared memory, are written. Empty: they have been read, in both thread blocks
     // of a pair.
     DEVICE Slot weights(int step) const { return slot(0, weights_barriers, step % shape::weight_stages); }
@@ -159,10 +168,14 @@ struct SharedMemory {
         for (int group = 0; group < shape::key_groups; ++group)
             other_K(group).init_barriers(consumer_warps);
         if constexpr (shape::announces_tiles) {
-            // Others that read it: who copies, who adds by the copy engine, who waits for turns and who passes them on.
-            constexpr int others = 1 + (cfg::bulk_dQ ? 1 : cfg::ordered ? 2 : 0);
-            for (int stage = 0; stage < shape::tile_stages; ++stage)
+            // Others that read it: who copies, who adds by the copy engine, who waits for turns and who passes them on, or
+            // who counts tiles that are done.
+            constexpr int others = 1 + (cfg::bulk_dQ ? 1 : cfg::ordered ? 2 : shape::finishes_dQ ? 1 : 0);
+            for (int stage = 0; stage < shape::tile_stages; ++stage) {
                 tile(stage).init_barriers(consumer_warps + others);
+                if constexpr (shape::finishes_dQ)
+                    mbarrier_init(done(stage).full, consumer_warps);
+            }
             copies().init_barriers(1);
         }
         mbarrier_init_fence();

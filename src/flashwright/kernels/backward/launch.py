@@ -1,7 +1,7 @@
 """What the launches of a backward pass are given, checked and packed; the same for a GPU and for the simulator.
 
 Three kernels: one before, which finds what the backward needs of each row of q and clears the sums of dq; the family's
-own; and one after, which rounds the sums. All take the same arguments.
+own; and one after, which rounds the sums, unless the family's own does. All take the same arguments.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from flashwright.problem.variant import AttentionVariant
 
 ROWS, DQ = "rows", "dq"
 """The companions of a backward kernel: the first runs before it, the second after it."""
+WAVES_KEPT = 4
+"""A kernel that rounds dq itself keeps sums for the heads of so many waves (backward/waves.cuh)."""
 
 
 class BackwardArguments(ctypes.Structure):
@@ -69,14 +71,16 @@ class Scratch:
     ALIGNMENT = 256
 
     @classmethod
-    def of(cls, config: Blocking, sizes: Sizes) -> Scratch:
-        """A packed sequence begins with a whole block, too."""
+    def of(cls, config: Blocking, sizes: Sizes, summed_heads: int | None = None) -> Scratch:
+        """A packed sequence begins with a whole block, too. `summed_heads`: of all batches, those whose dq is summed at
+        a time; None: all."""
         block = config.B_r
         padded_rows = sizes.q_blocks(config) * block
-        rows = padded_rows * sizes.lines * sizes.q_heads
+        heads = sizes.lines * sizes.q_heads
+        rows = padded_rows * heads
         row_bytes = _aligned(4 * rows)
         sums = 2 * row_bytes
-        turns = sums + _aligned(4 * rows * config.d_head)
+        turns = sums + _aligned(4 * padded_rows * (heads if summed_heads is None else summed_heads) * config.d_head)
         tiles_taken = turns + 8 * (rows // block)
         return cls(padded_rows, 0, row_bytes, sums, turns, tiles_taken, _aligned(tiles_taken + 8))
 
@@ -99,6 +103,8 @@ class BackwardLaunch:
     arguments: BackwardArguments
     tensor_maps: tuple[TensorMap, ...] = ()
     """Of q, k, v and dO, for kernels that copy by them."""
+    finishes_dq: bool = False
+    """Whether no kernel has to run after the family's own."""
 
     @property
     def parameters(self) -> tuple[TensorMap | ctypes.Structure, ...]:
@@ -106,8 +112,20 @@ class BackwardLaunch:
         return (*self.tensor_maps, self.arguments)
 
 
-def scratch_for(config: Blocking, q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None = None) -> Scratch:
-    return Scratch.of(config, _sizes(q, k, packed))
+def scratch_for(
+    rules: LaunchRules,
+    config: Blocking,
+    q: DeviceTensor,
+    k: DeviceTensor,
+    packed: PackedSequences | None,
+    multiprocessors: int,
+) -> Scratch:
+    sizes = _sizes(q, k, packed)
+    if packed or not rules.finishes_dq(config):
+        return Scratch.of(config, sizes)
+    pairs_at_once = _pairs_at_once(sizes, _kv_blocks(rules, config, sizes, k, packed), multiprocessors)
+    kept = min(WAVES_KEPT * pairs_at_once, sizes.kv_heads * sizes.batches)
+    return Scratch.of(config, sizes, kept * sizes.q_heads // sizes.kv_heads)
 
 
 def backward_launch(
@@ -159,11 +177,8 @@ def backward_launch(
     )
     sizes = _sizes(q, k, packed)
     check_tiles(config, sizes)
-    scratch = scratch_for(config, q, k, packed)
-    together = rules.key_blocks_together(config)
-    group_keys = config.B_c * together
-    groups = k.shape[2] // group_keys + packed.count if packed else -(-sizes.kv_length // group_keys)
-    kv_blocks = groups * together
+    scratch = scratch_for(rules, config, q, k, packed, multiprocessors)
+    kv_blocks = _kv_blocks(rules, config, sizes, k, packed)
     if (tiles := kv_blocks * sizes.kv_heads * sizes.lines) > MAX_BLOCKS:
         raise ValueError(
             f"batch {sizes.batches} × {sizes.kv_heads} heads × {k.shape[2]} keys are {tiles} tiles of {config.B_c} "
@@ -193,10 +208,20 @@ def backward_launch(
         grid=rules.grid(config, kv_blocks, sizes.kv_heads, sizes.lines, multiprocessors),
         arguments=arguments,
         tensor_maps=maps,
+        finishes_dq=rules.finishes_dq(config) and packed is None,
     )
 
 
 BACKWARD = Operation("backward", backward_launch, OVER_QUERIES)
+
+
+def _kv_blocks(
+    rules: LaunchRules, config: Blocking, sizes: Sizes, k: DeviceTensor, packed: PackedSequences | None
+) -> int:
+    together = rules.key_blocks_together(config)
+    group_keys = config.B_c * together
+    groups = k.shape[2] // group_keys + packed.count if packed else -(-sizes.kv_length // group_keys)
+    return groups * together
 
 
 def _pairs_at_once(sizes: Sizes, kv_blocks: int, multiprocessors: int) -> int:

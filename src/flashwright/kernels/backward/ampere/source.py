@@ -47,5 +47,5 @@ def _constants(config: AmpereBackwardKernelConfig, variant: AttentionVariant) ->
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
         "variant": variant_constants(variant),
         "layout": dict(shapes.shared_layout.constants()),
-        "shape": {name: getattr(shapes, name) for name in names},
+        "shape": {name: getattr(shapes, name) for name in names} | {"finishes_dQ": False},
     }

@@ -46,6 +46,9 @@ class HopperBackwardKernelConfig:
     one's steps."""
     skips_masked: bool = False
     """A warpgroup leaves out the first step of a tile if a causal mask hides its keys from all queries of that step."""
+    finishes_dQ: bool = False
+    """The kernel rounds dQ itself, of heads all of whose keys have been visited, and keeps sums for a few heads at a
+    time: there is no kernel after it. Not in order, and not where sequences are packed."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))
@@ -99,5 +102,6 @@ OPTIONS = {
     "persistent": "persistent",
     "keys_ahead": "keys_ahead",
     "skips_masked": "skips_masked",
+    "finishes_dQ": "finishes_dQ",
 }
 """Fields that are on or off, by their names in short forms."""

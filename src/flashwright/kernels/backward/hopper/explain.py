@@ -64,6 +64,11 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "a warpgroup leaves out a tile's first step where a causal mask hides its keys from all queries of that step",
         "warpgroups compute all steps of a tile",
     ),
+    "finishes_dQ": (
+        "tiles also round dQ of heads all of whose keys have been visited, and keep sums for a few heads at a time; no "
+        "kernel comes after. Not in order, and not where sequences are packed",
+        "sums of dQ are kept for all heads, and a kernel after this one rounds them",
+    ),
 }
 _SIZES = ("B_r", "B_c", "n_consumers")
 KNOBS_TO_TURN: tuple[str, ...] = (*_SIZES, "Q_stages", "dO_stages", *_SWITCHES)

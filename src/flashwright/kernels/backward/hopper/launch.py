@@ -21,4 +21,9 @@ def _grid(config: HopperBackwardKernelConfig, kv_blocks: int, heads: int, lines:
     return min(tiles, max(1, multiprocessors // together) * together), 1, 1
 
 
-RULES = LaunchRules(grid=_grid, boxes=_boxes, key_blocks_together=lambda config: HopperBackwardShapes(config).together)
+RULES = LaunchRules(
+    grid=_grid,
+    boxes=_boxes,
+    key_blocks_together=lambda config: HopperBackwardShapes(config).together,
+    finishes_dq=lambda config: HopperBackwardShapes(config).finishes_dQ,
+)

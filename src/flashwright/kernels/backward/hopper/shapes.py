@@ -84,6 +84,13 @@ class HopperBackwardShapes:
         if config.keys_ahead and not config.persistent:
             raise ValueError("persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead")
 
+        if config.finishes_dQ and (config.paired or not config.persistent):
+            persistent, paired = ("on" if knob else "off" for knob in (config.persistent, config.paired))
+            raise ValueError(
+                f"finishes dQ: persistent is {persistent}, paired is {paired}; single thread blocks that take tiles "
+                "one after the other can wait for those before"
+            )
+
     def _check_shared_memory(self) -> None:
         most = architecture("sm_90").shared_bytes_per_block
         if self.shared_bytes > most:
@@ -291,6 +298,11 @@ class HopperBackwardShapes:
         return self.config.persistent and not self.config.paired
 
     @property
+    def finishes_dQ(self) -> bool:
+        """Whether tiles stand in waves and round dQ of those before. In order, the kernel after this one does."""
+        return self.config.finishes_dQ and not self.config.ordered
+
+    @property
     def tile_stages(self) -> int:
         return TILE_STAGES
 
@@ -308,6 +320,7 @@ class HopperBackwardShapes:
         stages = self.config.Q_stages + self.config.dO_stages
         pairs = 2 * self.key_slots + self.key_groups + stages + self.dQ_slots + 2 * WEIGHT_STAGES
         pairs += TILE_STAGES + 1 if self.announces_tiles else 0
+        pairs += TILE_STAGES if self.finishes_dQ else 0
         return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
 
     @property

@@ -65,5 +65,6 @@ def _constants(config: HopperBackwardKernelConfig, variant: AttentionVariant) ->
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
         "variant": variant_constants(variant),
-        "shape": {name: getattr(shapes, name) for name in names},
+        "shape": {name: getattr(shapes, name) for name in names}
+        | {"finishes_dQ": shapes.finishes_dQ and not variant.variable_lengths},
     }
