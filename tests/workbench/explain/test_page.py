@@ -127,6 +127,17 @@ def test_names_of_blocks_cross_no_line_between_steps():
     assert float(name.get("x")) < float(bar.get("x"))
 
 
+def test_names_of_phases_cross_neither_a_line_between_steps_nor_the_edge():
+    timeline = explained(EAGER).timeline
+    second, end = timeline.step_starts[1], timeline.instructions
+    short = [Phase("O += PV", last - 4, last) for last in (second, end)]
+    root = ElementTree.fromstring(timeline_picture(replace(timeline, phases=tuple(short))))
+    names = [float(e.get("x")) for e in root.iter(f"{SVG}text") if e.text == "O += PV"]
+    line = LEFT + second / end * (WIDTH - LEFT - RIGHT)
+    half_of_name = 29  # in bold letters of this size
+    assert names[0] + half_of_name <= line and names[1] + half_of_name <= WIDTH
+
+
 def test_the_count_at_launch_crosses_no_operand_of_warps_that_get_more_registers():
     root = ElementTree.fromstring(registers_picture(explained(HOPPER_PLAIN).registers))
     (line,) = (e for e in root.iter(f"{SVG}line") if e.get("class") == "compiler-line")
