@@ -17,11 +17,13 @@ from explain_cases import (
     DECODE,
     EAGER,
     HOPPER_BACKWARD,
+    HOPPER_DECODE,
     HOPPER_GUESSING,
     HOPPER_OVERLAPPED,
     HOPPER_PLAIN,
     HOPPER_RESCALING,
     LATE,
+    LATENT_DECODE,
     REJECTED,
     SOME_KNOBS,
     THROUGH_REGISTERS,
@@ -31,6 +33,7 @@ from explain_cases import (
 from matplotlib.image import imread
 
 from flashwright.kernels.explanation import OperandRegisters, Product, RegisterPhase
+from flashwright.kernels.family import OLDEST
 from flashwright.kernels.registry import families
 from flashwright.problem.dtypes import DType
 from flashwright.simulator.gpu import SimulatedGPU
@@ -353,10 +356,17 @@ def test_no_text_is_cut_off_or_written_over_and_every_shape_has_a_colour(browser
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [HOPPER_GUESSING, AMPERE_BACKWARD, HOPPER_BACKWARD, DECODE])
-def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, config):
+@pytest.mark.parametrize(
+    "configs",
+    [
+        (HOPPER_GUESSING,), (AMPERE_BACKWARD,), (HOPPER_BACKWARD,), (DECODE,), (HOPPER_DECODE,), (LATENT_DECODE,),
+        (AMPERE_BACKWARD, HOPPER_BACKWARD), (DECODE, DECODE.replace("4)", "2)")), (HOPPER_DECODE, DECODE),
+    ],
+)  # fmt: skip
+def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, configs):
+    facts = [explained(config, "sm_90a" if len(configs) > 1 else OLDEST) for config in configs]
     page = tmp_path / "page.html"
-    page.write_text(config_page(explained(config)), "utf-8")
+    page.write_text(config_page(*facts) if len(facts) == 1 else comparison_page(compare_facts(*facts)), "utf-8")
     check_texts_and_shapes(browser_page, page)
     assert browser_page.evaluate(WITHOUT_A_HINT) == []
 
