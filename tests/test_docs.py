@@ -14,6 +14,7 @@ import pytest
 from command_line import flashwright
 
 from flashwright import FlashForwardKernelConfig, HopperForwardKernelConfig, compile_kernel
+from flashwright.kernels.registry import families
 from flashwright.workbench.bench.grid import cell_of, grid
 from flashwright.workbench.bench.knob_effects import AGAIN, PEER, KnobEffects, bases, configs_of
 from flashwright.workbench.bench.result_files import write_document
@@ -53,6 +54,20 @@ def name_of(path: Path) -> str:
 
 def test_the_pages_say_what_the_committed_results_say(inputs):
     assert not stale_pages(inputs), "run `docs/generate.py --pages`, or `make docs` if a kernel changed"
+
+
+def test_the_readme_says_what_searches_bear_to_be_spilled():
+    bears = {
+        family.prefix or family.name: family.space.bearable_spill_bytes
+        for operation in ("forward", "backward", "decode")
+        for family in families(operation)
+    }
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert (
+        f"({bears['ampere']} bytes in the Ampere family, {bears['hopper']} in the Hopper family; "
+        f"{bears['ampere backward']} and {bears['hopper backward']} in their backwards; none in decodes)"
+    ) in text
+    assert {each for name, each in bears.items() if name.endswith("decode")} == {0}
 
 
 def test_every_field_of_the_config_has_a_page():

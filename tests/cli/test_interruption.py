@@ -12,6 +12,7 @@ import pytest
 from command_line import flashwright
 
 from flashwright import interruption
+from flashwright.cli import app
 from flashwright.interruption import INTERRUPTED, end_quietly_if_command, leave_to_command
 from flashwright.runtime import compiling
 
@@ -94,6 +95,27 @@ def test_only_the_command_changes_what_ctrl_c_does(monkeypatch, usual_handler, a
     assert (signal.getsignal(signal.SIGINT) is interruption._end) == is_command
     leave_to_command()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_has_a_word_while_arguments_are_read_too(monkeypatch, usual_handler):
+    """typer takes an interruption there for itself, and ends without one."""
+    seen = {}
+
+    def reading(group, *arguments):
+        seen["reading"] = signal.getsignal(signal.SIGINT)
+        return read(group, *arguments)
+
+    def running(*arguments, **options):
+        seen["running"] = signal.getsignal(signal.SIGINT)
+
+    read = app._Commands.parse_args
+    monkeypatch.setattr(app._Commands, "parse_args", reading)
+    monkeypatch.setattr(sys.modules["flashwright.cli.explain"], "parse_config", raising(ValueError("read")))
+    monkeypatch.setattr(sys.modules["flashwright.cli.explain"], "sample_of", running)
+    monkeypatch.setattr(sys, "argv", ["flashwright"])
+    end_quietly_if_command()
+    flashwright("explain", CONFIG)
+    assert seen == {"reading": interruption._end, "running": signal.default_int_handler}
 
 
 def test_a_handler_of_another_program_is_left_alone(monkeypatch, usual_handler):

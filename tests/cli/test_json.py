@@ -63,6 +63,15 @@ def test_json_names_its_schema_and_has_the_keys_that_are_documented(schema, monk
         assert keys == document.keys()
 
 
+def test_keys_of_a_chosen_kernel_are_documented():
+    code, out, _ = flashwright(*COMMANDS["which/1"], "--json")
+    section = (ROOT / "docs/json.md").read_text("utf-8").partition("## which")[2].partition("\n## ")[0]
+    document = json.loads(out)
+    for key in ("gpu", "problem", "variant"):
+        (meaning,) = re.findall(rf"^\| `{key}` \| (.*) \|$", section, re.MULTILINE)
+        assert document[key].keys() == set(re.findall(r"`(\w+)`", meaning)) - {"null"}
+
+
 def test_every_schema_is_documented_and_tested():
     assert documented().keys() == COMMANDS.keys()
 

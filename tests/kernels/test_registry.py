@@ -147,10 +147,21 @@ def test_a_text_that_names_no_config_is_a_value_error(text):
     [
         ("Hopper (bf16, 64, 128, 64): Stages_2+OVERLAP", "hopper (BF16, 64, 128, 64): stages_2+overlap"),
         ("(Bf16, 64, 64, 64, 4): Async+LOAD_2_2_2_tiles", "(BF16, 64, 64, 64, 4): async+load_2_2_2_tiles"),
+        ("Ampere (BF16, 64, 64, 64, 4): async+load_2_2_2_tiles", "(BF16, 64, 64, 64, 4): async+load_2_2_2_tiles"),
     ],
 )
-def test_short_forms_may_be_written_in_capitals(text, short_form):
+def test_short_forms_may_be_written_in_capitals_and_with_their_familys_name(text, short_form):
     assert as_config(text).short_form() == short_form
+
+
+@pytest.mark.parametrize(
+    ("prefix", "hint"),
+    [("hoper", "; did you mean 'hopper'?"), ("amper", "; did you mean 'ampere'?"), ("volta", "")],
+)
+def test_a_short_form_of_no_family_is_answered_with_the_families(prefix, hint):
+    with pytest.raises(ValueError, match="begins with the name of no family; known: 'ampere', 'ampere b") as refused:
+        as_config(f"{prefix} (BF16, 64, 64, 64, 4): async+load_2_2_2_tiles")
+    assert str(refused.value).endswith(hint or "'hopper'")
 
 
 @pytest.mark.parametrize("family", [family for family in families() if family.ladder], ids=lambda family: family.name)

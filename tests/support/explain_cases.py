@@ -27,6 +27,8 @@ HOPPER_RESCALING = "hopper (BF16, 64, 128, 64): stages_2+overlap"
 HOPPER_GUESSING = f"{HOPPER_OVERLAPPED}+guess"
 AMPERE_BACKWARD = "ampere backward (BF16, 64, 64, 64, 4): stages_2_1+swizzled"
 DECODE = "ampere decode (BF16, 64, 16, 16, 4): rows_1+stages_2+blocks_2+swizzled"
+HOPPER_DECODE = "hopper decode (BF16, 64, 64, 32): stages_2"
+LATENT_DECODE = "latent decode (BF16, 576, 64, 64): stages_2"
 HOPPER_BACKWARD = "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P"
 
 

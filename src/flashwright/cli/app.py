@@ -43,6 +43,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            leave_to_command()
             return super().invoke(ctx)
         except KeyboardInterrupt:
             Console(stderr=True).print("interrupted")
@@ -84,7 +85,6 @@ def flashwright(
 def main() -> None:
     """The entry point: what a user can cause is reported as one message, not as a traceback."""
     try:
-        leave_to_command()
         app()
     except (ValueError, OSError, CompileError, CompilerMissing, GPUError, SimulationError, PtxSyntaxError) as error:
         _fail(message_of(error))

@@ -89,7 +89,8 @@ def family_of(config: KernelConfig) -> KernelFamily:
 def parse_config(text: str) -> Any:
     """The config of any family that a text names: a short form, or the C++ name of a kernel.
 
-    Short forms begin with the prefix of their family, or with nothing in the family that was registered first.
+    Short forms begin with the prefix of their family; those of the family that was registered first with nothing, or
+    with its name.
     """
     if not isinstance(text, str):
         raise TypeError(f"config: expected a text that names one, got {type(text).__name__}")
@@ -99,15 +100,17 @@ def parse_config(text: str) -> Any:
     for family in others:
         if family.config_type.__name__ in text or words.startswith(family.prefix):
             return family.parse(text)
-    named = next((family for family in others if family.name in words), first)
     prefix, options, _ = words.partition("(")
     prefix = prefix.strip()
-    if named is first and options and prefix.replace(" ", "").isalpha() and prefix != first.prefix:
-        prefixes = [family.prefix for family in others]
+    if options and prefix == first.name:
+        return first.parse(text[text.index("(") :])
+    if options and prefix.replace(" ", "").isalpha():
+        prefixes = [first.name, *(family.prefix for family in others)]
         raise ValueError(
             f"{text!r} begins with the name of no family; known: {', '.join(map(repr, prefixes))}"
             f"{nearest_hint(prefix, prefixes)}"
         )
+    named = next((family for family in others if family.name in words), first)
     return named.parse(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import types
 import warnings
@@ -29,7 +30,7 @@ from flashwright.workbench.bench.gpu_machine import GPUMachine, prepare_ours
 from flashwright.workbench.bench.grid import Cell, cell_of, grid
 from flashwright.workbench.bench.measure import LONGEST_REASON, Timed, measure, measure_cell, measure_kinds, reason
 from flashwright.workbench.bench.peers import PEERS, Inputs, Prepared, chosen_peers, external_peer, installed
-from flashwright.workbench.bench.result_files import write_atomically
+from flashwright.workbench.bench.result_files import check_destination, write_atomically
 from flashwright.workbench.bench.results import (
     OURS,
     BenchResult,
@@ -225,6 +226,35 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_atomically(path, b"new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("result.json", "old")]
+
+
+def test_a_device_a_pipe_and_a_link_are_written_into_and_stay_what_they_are(tmp_path):
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    (tmp_path / "result.json").write_text("old")
+    link.symlink_to("result.json")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")  # not the device itself: what replaces a file would replace it
+    for path in (link, pipe, full):
+        check_destination(path)
+    write_atomically(link, b"new")
+    write_atomically(pipe, b"new")
+    with pytest.raises(OSError, match=r"full cannot be written: No space left on device"):
+        write_atomically(full, b"new")
+    assert link.is_symlink() and (tmp_path / "result.json").read_text() == "new"
+    assert pipe.is_fifo() and os.read(reader, 9) == b"new"
+    os.close(reader)
+    assert full.is_symlink() and sorted(path.name for path in tmp_path.iterdir()) == [
+        "full", "link.json", "pipe", "result.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["/proc/page.html", "/nowhere/page.html"])
+def test_a_place_that_cannot_be_written_is_named_before_any_work(where):
+    """Whoever writes: the permissions of a directory say nothing to root."""
+    with pytest.raises(ValueError, match=f"^{where} cannot be written: "):
+        check_destination(Path(where))
 
 
 # --- Measuring -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from explain_cases import (
     HOPPER_PLAIN,
     INVALID,
     LATE,
+    REJECTED,
     TWO_STAGES,
     CommandLine,
     explained,
@@ -55,6 +56,12 @@ def test_exactly_the_differing_facts_are_marked():
         ]
         for row in section.rows:
             assert row.differs == (values[0].get(row.name) != values[1].get(row.name))
+
+
+def test_what_a_rejection_is_held_against_is_no_difference():
+    verdict = marked(compare_facts(explained(EAGER), explained(REJECTED)), "verdict")
+    assert verdict["filter"] == ("kept", "rejected")
+    assert not {"estimated", "compiled"} & set(verdict)  # which a config that is kept has as well, in other tables
 
 
 def test_facts_that_only_one_config_has_keep_their_place():

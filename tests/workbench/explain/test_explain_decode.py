@@ -88,6 +88,15 @@ def test_registers_of_hopper_consumers_end_where_producers_have_handed_theirs_ov
     assert explanation_of(two).register_limit(two) == 208
 
 
+def test_a_latent_decode_names_what_its_warps_store_and_what_they_may_hold():
+    config = parse_config("latent decode (BF16, 576, 64, 64): stages_2")
+    explanation = explanation_of(config)
+    small = {region.name: region.operand for region in explanation.shared_map(config).regions[-3:]}
+    assert small == {"factors": "factors", "terms": "terms", "barriers": "B"}
+    consumers = {each.part: each.registers for each in explanation.reallocations(config)}["consumers"]
+    assert explanation.register_limit(config) == consumers == 216
+
+
 def test_a_config_is_explained_on_the_oldest_architecture_that_has_room_for_it():
     """Its stages take 205 KiB; a thread block of sm_80 has 163."""
     config = parse_config("ampere decode (BF16, 128, 16, 16, 8): rows_1+stages_3+blocks_1+swizzled")

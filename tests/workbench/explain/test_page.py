@@ -17,11 +17,13 @@ from explain_cases import (
     DECODE,
     EAGER,
     HOPPER_BACKWARD,
+    HOPPER_DECODE,
     HOPPER_GUESSING,
     HOPPER_OVERLAPPED,
     HOPPER_PLAIN,
     HOPPER_RESCALING,
     LATE,
+    LATENT_DECODE,
     REJECTED,
     SOME_KNOBS,
     THROUGH_REGISTERS,
@@ -31,6 +33,7 @@ from explain_cases import (
 from matplotlib.image import imread
 
 from flashwright.kernels.explanation import OperandRegisters, Product, RegisterPhase
+from flashwright.kernels.family import OLDEST
 from flashwright.kernels.registry import families
 from flashwright.problem.dtypes import DType
 from flashwright.simulator.gpu import SimulatedGPU
@@ -125,6 +128,17 @@ def test_names_of_blocks_cross_no_line_between_steps():
     (bar,) = (e for e in root.iter(f"{SVG}rect") if e.get("class").startswith("flight"))
     assert name.get("text-anchor") == "end"
     assert float(name.get("x")) < float(bar.get("x"))
+
+
+def test_names_of_phases_cross_neither_a_line_between_steps_nor_the_edge():
+    timeline = explained(EAGER).timeline
+    second, end = timeline.step_starts[1], timeline.instructions
+    short = [Phase("O += PV", last - 4, last) for last in (second, end)]
+    root = ElementTree.fromstring(timeline_picture(replace(timeline, phases=tuple(short))))
+    names = [float(e.get("x")) for e in root.iter(f"{SVG}text") if e.text == "O += PV"]
+    line = LEFT + second / end * (WIDTH - LEFT - RIGHT)
+    half_of_name = 29  # in bold letters of this size
+    assert names[0] + half_of_name <= line and names[1] + half_of_name <= WIDTH
 
 
 def test_the_count_at_launch_crosses_no_operand_of_warps_that_get_more_registers():
@@ -342,10 +356,17 @@ def test_no_text_is_cut_off_or_written_over_and_every_shape_has_a_colour(browser
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [HOPPER_GUESSING, AMPERE_BACKWARD, HOPPER_BACKWARD, DECODE])
-def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, config):
+@pytest.mark.parametrize(
+    "configs",
+    [
+        (HOPPER_GUESSING,), (AMPERE_BACKWARD,), (HOPPER_BACKWARD,), (DECODE,), (HOPPER_DECODE,), (LATENT_DECODE,),
+        (AMPERE_BACKWARD, HOPPER_BACKWARD), (DECODE, DECODE.replace("4)", "2)")), (HOPPER_DECODE, DECODE),
+    ],
+)  # fmt: skip
+def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, configs):
+    facts = [explained(config, "sm_90a" if len(configs) > 1 else OLDEST) for config in configs]
     page = tmp_path / "page.html"
-    page.write_text(config_page(explained(config)), "utf-8")
+    page.write_text(config_page(*facts) if len(facts) == 1 else comparison_page(compare_facts(*facts)), "utf-8")
     check_texts_and_shapes(browser_page, page)
     assert browser_page.evaluate(WITHOUT_A_HINT) == []
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 
@@ -19,20 +21,36 @@ def check_destination(path: Path) -> None:
         raise ResultFileError(f"{path} is a directory; give the name of a file")
     if not directory.is_dir():
         raise ResultFileError(f"{path} cannot be written: the directory {directory} does not exist")
-    if not os.access(directory, os.W_OK):
-        raise ResultFileError(f"{path} cannot be written: the directory {directory} is not writable")
+    if _is_written_into(path):
+        if not os.access(path, os.W_OK):
+            raise ResultFileError(f"{path} cannot be written: {os.strerror(errno.EACCES)}")
+        return
+    try:
+        with TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ResultFileError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file in one step: a reader, or an interruption, finds the old content or the new."""
+    """Replaces a file in one step: a reader, or an interruption, finds the old content or the new. A device, a pipe or
+    what a link leads to is written into."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        if _is_written_into(path):
+            path.write_bytes(content)
+        else:
+            temporary.write_bytes(content)
+            temporary.replace(path)
     except OSError as error:
         raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_written_into(path: Path) -> bool:
+    """What a new file must not take the place of."""
+    return path.exists() and (path.is_symlink() or not path.is_file())
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:

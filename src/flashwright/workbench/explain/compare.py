@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashwright.kernels.registry import parse_config
 from flashwright.workbench.explain.facts import ConfigFacts
-from flashwright.workbench.explain.report import EFFECT_NAMES, Row, Section, Value, differences, is_better, sections
+from flashwright.workbench.explain.report import (
+    BESIDE_A_REJECTION,
+    EFFECT_NAMES,
+    Row,
+    Section,
+    Value,
+    differences,
+    is_better,
+    sections,
+)
 
 ABSENT = "–"
 
@@ -138,8 +148,15 @@ def _parted(short_form: str) -> tuple[str, list[str]]:
 
 def compare_facts(first: ConfigFacts, second: ConfigFacts) -> Comparison:
     """Both configs' tables, row by row."""
-    pairs = zip(sections(first), sections(second), strict=True)
+    pairs = zip(_facts_once(first), _facts_once(second), strict=True)
     return Comparison((first, second), tuple(_compare_sections(left, right) for left, right in pairs))
+
+
+def _facts_once(facts: ConfigFacts) -> Iterator[Section]:
+    """The tables without what the filter's repeats of others, beside a rejection alone."""
+    for section in sections(facts):
+        repeated = BESIDE_A_REJECTION if section.key == "verdict" else ()
+        yield replace(section, rows=tuple(row for row in section.rows if row.name not in repeated))
 
 
 def _compare_sections(left: Section, right: Section) -> ComparedSection:

@@ -91,6 +91,10 @@ def _knobs(knobs: tuple[Knob, ...]) -> Section:
     return Section("knobs", "The config in words", tuple(Row(k.name, k.value, k.meaning) for k in knobs))
 
 
+BESIDE_A_REJECTION = ESTIMATED, COMPILED = "estimated", "compiled"
+"""Rows of the filter's table that repeat what others have, to hold a rejection against."""
+
+
 def _verdict(facts: ConfigFacts) -> Iterator[Row]:
     """What the filter says; beside a rejection, the facts of this config."""
     verdict = facts.verdict
@@ -99,9 +103,9 @@ def _verdict(facts: ConfigFacts) -> Iterator[Row]:
     else:
         yield Row("filter", "rejected", verdict.reason or "")
         if facts.estimate is not None:
-            yield Row("estimated", _resources(facts.estimate), f"before compiling: {_arithmetic(facts.estimate)}")
+            yield Row(ESTIMATED, _resources(facts.estimate), f"before compiling: {_arithmetic(facts.estimate)}")
         spilled = f"{facts.effects.spill_bytes:,} bytes spilled"
-        yield Row("compiled", _resources(facts.effects), f"{spilled}; for {facts.arch}")
+        yield Row(COMPILED, _resources(facts.effects), f"{spilled}; for {facts.arch}")
     yield _search(verdict)
     for effect in verdict.measured:
         yield Row(

@@ -101,8 +101,8 @@ def shared_map(config: LatentDecodeKernelConfig) -> SharedMap:
     pairs = PARTS * config.stages
     regions += [
         SharedRegion("P", "P", derived.P_offset, derived.P_bytes, "from the scorer to the follower"),
-        SharedRegion("factors", "B", derived.factors_offset, WARPGROUP_THREADS * PAIR_BYTES, "what O shrinks by"),
-        SharedRegion("terms", "B", derived.terms_offset, config.B_r * PAIR_BYTES, "maxima and sums of rows"),
+        SharedRegion("factors", "factors", derived.factors_offset, WARPGROUP_THREADS * PAIR_BYTES, "what O shrinks by"),
+        SharedRegion("terms", "terms", derived.terms_offset, config.B_r * PAIR_BYTES, "maxima and sums of rows"),
         SharedRegion(
             "barriers", "B", derived.barriers_offset, pairs * BARRIER_PAIR_BYTES, f"{pairs} pairs: full, empty"
         ),
@@ -142,6 +142,7 @@ EXPLANATION = Explanation(
     register_phases=register_phases,
     shared_map=shared_map,
     work_per_step=lambda config: config.B_r // WARPS_PER_WARPGROUP * config.B_c,
+    register_limit=lambda config: LatentDecodeShapes(config).consumer_registers,
     reallocations=reallocations,
     warps=warps,
     banks=banks,

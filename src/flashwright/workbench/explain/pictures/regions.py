@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _DRAWN_LIKE = {
     "dQ": "Q", "dK": "K", "dV": "V", "dO": "O", "P": "S", "dS": "S", "dP": "O", "terms": "B", "notes": "B",
+    "factors": "B",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from flashwright.kernels.explanation import CONSUMER, PRODUCER, WARP
-from flashwright.workbench.explain.facts import Flight, Span, Timeline
+from flashwright.workbench.explain.facts import Flight, Phase, Span, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.pictures.regions import region_class
 from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
@@ -202,11 +202,21 @@ def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
         x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
         yield rect(x, 34, width, bottom - 34, f"phase {_PHASE_CLASSES.get(phase.name, '')}".rstrip())
     for phase in timeline.phases:  # above all tints, as a name may be longer than its phase
-        middle, half = _x((phase.start + phase.end) / 2, scale), BOLD_LETTER * len(phase.name) / 2
+        half = BOLD_LETTER * len(phase.name) / 2
+        middle = _within_step(phase, timeline, scale, half)
         # A name that is longer than its phase goes below one that it would run into.
         is_free = middle - half >= written_up_to
         yield text(phase.name, middle, 50 if is_free else 66, "phase-name", "middle")
         written_up_to = middle + half if is_free else written_up_to
+
+
+def _within_step(phase: Phase, timeline: Timeline, scale: float, half: float) -> float:
+    """The middle of a phase, moved so far that its name crosses neither line of its step nor the picture's edge."""
+    middle = (phase.start + phase.end) / 2
+    begin = max((start for start in timeline.step_starts if start <= middle), default=0)
+    ends = (_x(start, scale) for start in timeline.step_starts if middle < start < timeline.instructions)
+    room = _x(begin, scale) + half, min(ends, default=WIDTH) - half
+    return min(max(_x(middle, scale), room[0]), room[1])
 
 
 def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
