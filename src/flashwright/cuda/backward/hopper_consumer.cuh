@@ -48,13 +48,10 @@ struct Consumer {
     Sums::Accumulator dQ;
     Pair lse[column_tiles], dots[column_tiles];
     int index = 0; // of the tile, among those of this thread block
-    int dealt = blockIdx.x; // the tile of a persistent pair
 
     DEVICE void run() {
         if constexpr (shape::announces_tiles)
             compute_announced_tiles();
-        else if constexpr (cfg::persistent)
-            compute_dealt_tiles();
         else
             compute(0, work().steps(args.backward));
         // The other thread block may be reading what this one has sent, or telling it so.
@@ -75,32 +72,21 @@ struct Consumer {
             compute(step, step + steps);
             step += steps;
             __syncwarp(); // the first lane releases what all have read
-            slot.release();
-        }
-    }
-    DEVICE void compute_dealt_tiles() {
-        int step = 0;
-#pragma unroll 1
-        for (; dealt < key_tiles(args.backward); dealt += gridDim.x) {
-            const Work work = this->work();
-            if (!work.exists())
-                continue;
-            const int steps = uniform(work.steps(args.backward));
-            compute(step, step + steps);
-            step += steps;
-            ++index;
+            if (lane_index() == 0)
+                TileNote::release(slot);
         }
     }
     // A tile, by all its steps.
     DEVICE void compute(int first_step, int end) {
-        const int first = cfg::persistent ? first_step : 0;
-        if constexpr (cfg::persistent) { // the tile before has left sums, and keys have been copied for one without steps
+        const int first = shape::announces_tiles ? first_step : 0;
+        if constexpr (shape::announces_tiles) {
+            // The tile before has left sums, and keys have been copied for one without steps.
             clear(dK[0]);
             clear(dV[0]);
             wait_for_keys();
         }
         if (first < end) {
-            if constexpr (!cfg::persistent)
+            if constexpr (!shape::announces_tiles)
                 wait_for_keys();
             // Zeros are there before any product is under way.
             pin_registers(dK[0]);
@@ -111,7 +97,7 @@ struct Consumer {
                 this->step<false>(step);
             finish_dQ(end - 1);
         }
-        if constexpr (cfg::persistent && !cfg::keys_ahead)
+        if constexpr (shape::announces_tiles && !cfg::keys_ahead)
             release_keys();
         store();
     }
@@ -126,9 +112,9 @@ struct Consumer {
     // Found again where it is needed: the loop has no registers to keep it.
     DEVICE Work work() const { return work_of(args.backward, tile()); }
     DEVICE int tile() const {
-        if constexpr (!cfg::persistent)
-            return block_index_again().x;
-        return shape::announces_tiles ? TileNote::read(shared.tile(index).data).tile : dealt;
+        if constexpr (shape::announces_tiles)
+            return TileNote::read(shared.tile(index).data).tile;
+        return block_index_again().x;
     }
     DEVICE KeysPlace keys_place() const { return KeysPlace::after(index); }
     // Of the warp's first key, in the tile.

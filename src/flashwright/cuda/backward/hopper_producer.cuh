@@ -1,5 +1,5 @@
 // What does not compute in the Hopper backward: one thread starts the copy engine's copies, another waits for turns, and
-// of a persistent thread block one takes tiles.
+// of a persistent thread block, or of a pair, one takes tiles.
 #pragma once
 #include "backward/hopper_shared.cuh"
 #include "ptx/atomics.cuh"
@@ -43,7 +43,7 @@ struct Producer {
     DEVICE void fill_keys(const Work &work, const Slot &slot, const TensorMap &map, int group, uint32 lap) const {
         // The consumers have left the tile before. With two stages they have left the one before that: none is announced
         // sooner.
-        if constexpr (cfg::persistent && !cfg::keys_ahead)
+        if constexpr (shape::announces_tiles && !cfg::keys_ahead)
             slot.wait_until_empty(lap);
         fill<warpgroup_rows, shape::panels>(slot, map, first_key(work) + group * warpgroup_rows, work.tile.kv_head,
                                             batch(work));
@@ -92,10 +92,13 @@ struct Producer {
 // copies for the one before have been started. Later would leave the copy engine idle; earlier would leave a tile to a
 // thread block that is busy while others have none. In order, the first is taken too: tiles wait for those before them,
 // which are then all of thread blocks that have begun.
+//
+// A pair takes two neighbouring tiles, which have the same steps, when the copies of its first thread block have been
+// started.
 DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shared) {
     const BackwardArguments &backward = args.backward;
-    const int tiles = key_tiles(backward), dealt = cfg::ordered ? 0 : gridDim.x;
-    const auto next = [&] { return dealt + (int)add_relaxed(backward.tiles_taken, 1); };
+    const int tiles = key_tiles(backward), first_taken = cfg::ordered ? 0 : gridDim.x;
+    const auto next = [&] { return first_taken + shape::together * (int)add_relaxed(backward.tiles_taken, 1); };
     int tile = cfg::ordered ? next() : blockIdx.x;
 #pragma unroll 1
     for (int index = 0;; ++index) {
@@ -105,10 +108,16 @@ DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shar
         const Slot slot = shared.tile(index);
         slot.wait_until_empty(TilePlace::after(index).lap);
         const bool is_none = tile >= tiles;
-        TileNote{tile, is_none ? -1 : work_of(backward, tile).steps(backward)}.write(slot.data);
-        mbarrier_arrive(slot.full);
-        if (is_none)
+        const int steps = is_none ? -1 : work_of(backward, tile).steps(backward);
+        TileNote{tile, steps}.announce(slot);
+        if constexpr (cfg::paired)
+            TileNote{tile + 1, steps}.announce_in_block(slot, 1);
+        if (is_none) {
+            // Until the last tile has been released: nothing arrives from the other thread block when this one has ended.
+            if constexpr (cfg::paired)
+                shared.tile(index + 1).wait_until_empty(TilePlace::after(index + 1).lap);
             return;
+        }
         shared.copies().wait_until_full(TurnPlace::after(index).lap);
         tile = next();
     }
@@ -129,18 +138,7 @@ DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &share
                 return;
             visit(work_of(args.backward, note.tile), note.steps, first_step, index);
             first_step += note.steps;
-            mbarrier_arrive(slot.empty);
-        }
-    } else if constexpr (cfg::persistent) {
-        int first_step = 0, index = 0;
-#pragma unroll 1
-        for (int tile = blockIdx.x; tile < key_tiles(args.backward); tile += gridDim.x) {
-            const Work work = work_of(args.backward, tile);
-            if (!work.exists())
-                continue;
-            const int steps = work.steps(args.backward);
-            visit(work, steps, first_step, index++);
-            first_step += steps;
+            TileNote::release(slot);
         }
     } else {
         const Work work = work_of(args.backward, blockIdx.x);

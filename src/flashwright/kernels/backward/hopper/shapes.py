@@ -287,8 +287,9 @@ class HopperBackwardShapes:
 
     @property
     def announces_tiles(self) -> bool:
-        """Whether a thread takes tiles from a common count and tells the others. To a pair they are dealt."""
-        return self.config.persistent and not self.config.paired
+        """Whether a thread takes tiles from a common count and tells the others. Where pairs add to dQ in order, the
+        four warps that do not compute have other work, and each thread block has one tile."""
+        return self.config.persistent and not (self.config.paired and self.config.ordered)
 
     @property
     def tile_stages(self) -> int:
