@@ -127,6 +127,7 @@ WAYS_TO_DQ = (
     "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked+finishes_dQ",
     "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead+finishes_dQ",
     "hopper backward (BF16, 256, 64, 64, 2): stages_2_2+persistent+finishes_dQ",
+    "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent+finishes_dQ",
 )
 """Persistent thread blocks have several blocks of keys each."""
 

@@ -167,6 +167,16 @@ def test_arrivals_at_another_blocks_mbarrier() -> None:
     assert found.tolist() == [(b ^ 1) * 32 + t for b in range(4) for t in range(32)]
 
 
+def test_an_arrival_at_an_mbarrier_of_a_block_that_has_ended_is_out_of_bounds() -> None:
+    body = """__shared__ u64 bar; if (t == 0) { init(addr(&bar), 1); init_fence(); } cluster_sync();
+    if (rank() == 0) return;
+    cluster_sync();
+    if (t == 0) asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(map(addr(&bar), 0)) : "memory");"""
+    with pytest.raises(SimulationError, match="that has ended") as caught:
+        run(body, 1, grid=2)
+    assert caught.value.kind == "out-of-bounds"
+
+
 MULTICAST = r"""__shared__ __align__(128) u32 s[128]; __shared__ u64 bar;
     if (t == 0) { init(addr(&bar), 1); init_fence(); expect(addr(&bar), 512); } cluster_sync();
     if (t == 0 && rank() == 0) {

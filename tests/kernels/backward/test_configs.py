@@ -230,6 +230,13 @@ def test_what_persistent_thread_blocks_take_in_shared_memory_by_hand():
     assert ahead == persistent + 4 * 16_384 + 4 * 16
 
 
+def test_pairs_that_add_in_order_are_told_of_no_tiles():
+    pair = parse_config("hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired")
+    for ordered, notes in ((False, 2 * 16 + 3 * 16), (True, 0)):
+        once, again = (replace(pair, ordered=ordered, persistent=persistent) for persistent in (False, True))
+        assert HopperBackwardShapes(again).shared_bytes == HopperBackwardShapes(once).shared_bytes + notes
+
+
 def test_two_thread_blocks_share_the_columns_of_dq_where_p_is_in_shared_memory():
     """Each of four warpgroups has 64 of 256 columns: half the registers, half of the other thread block's K."""
     alone = HopperBackwardShapes(parse_config("hopper backward (BF16, 256, 64, 64, 2): stages_2_1"))
@@ -307,7 +314,7 @@ REFUSED = {
     ),
     "hopper: dQ finished by thread blocks of one tile": (
         "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+finishes_dQ",
-        "finishes dQ: persistent is off, paired is off; single thread blocks that take tiles one after the other",
+        "finishes dQ: persistent is off; thread blocks that take tiles one after the other can wait for those before",
     ),
     "hopper: P of two thread blocks": (
         "hopper backward (BF16, 128, 64, 64, 1): stages_2_2+register_P+paired",

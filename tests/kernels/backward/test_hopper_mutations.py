@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from samples import every_other
+from samples import every_other, sampled
 
 pytest.importorskip("torch")
 from backward_cases import Problem, check_backward, check_packed_backward
@@ -23,7 +23,7 @@ from mutations import (
     no_release,
     no_wait,
 )
-from ordering import UNORDERED, expect_same_sums, not_acquired, not_released
+from ordering import UNORDERED, expect_same_sums, impatient, not_acquired, not_released
 
 from flashwright.kernels.registry import parse_config
 from flashwright.problem.dtypes import DType
@@ -67,8 +67,14 @@ def run_pair() -> None:
 
 
 def run_persistent_pair() -> None:
-    """Of thread blocks, each with three blocks of keys, of two steps each."""
-    check_backward(replace(PAIRED, persistent=True), problem(128, 384, 128), multiprocessors=2)
+    """Of thread blocks that take three blocks of keys each, of a step."""
+    check_backward(replace(PAIRED, persistent=True), problem(64, 384, 128), multiprocessors=2)
+
+
+def run_unequal_pair() -> None:
+    """The faster of its thread blocks gets to run while the other one waits in a loop."""
+    with impatient():
+        run_persistent_pair()
 
 
 def run_persistent() -> None:
@@ -163,12 +169,23 @@ def by(run, mutation: Mutation) -> Mutation:
 
 WEIGHTS_ARE_WRITTEN = "shared.weights(step).wait_until_full("
 WEIGHTS_ARE_READ = "shared.weights(step).wait_until_empty("
+TILE_IS_ANNOUNCED = "slot.wait_until_full(TilePlace::after(index).lap);"
+TILES_READ_TOO_SOON = ("race", "uninitialised-shared", "async-copy")
+RELEASED_HERE, RELEASED_IN_PAIR = (
+    "mbarrier_arrive(slot.empty);",
+    "mbarrier_arrive_remote(address_in_block(slot.empty, 0));",
+)
 TILE_READERS = (
-    ("who has the copy engine add", "add_blocks_of_dQ(", run_persistent_bulk),
-    ("who waits for turns", "wait_for_turns(", run_persistent_ordered),
-    ("who passes turns on", "pass_turns(", run_persistent_ordered),
-    ("who counts tiles", "count_tiles(", run_finishing),
-    ("who has the copy engine add and counts tiles", "add_blocks_of_dQ(", run_finishing_bulk),
+    ("who computes", "compute_announced_tiles(", run_persistent, RELEASED_HERE),
+    ("who copies", "produce(", run_persistent, RELEASED_HERE),
+    ("who has the copy engine add", "add_blocks_of_dQ(", run_persistent_bulk, RELEASED_HERE),
+    ("who waits for turns", "wait_for_turns(", run_persistent_ordered, RELEASED_HERE),
+    ("who passes turns on", "pass_turns(", run_persistent_ordered, RELEASED_HERE),
+    ("who computes in a pair", "compute_announced_tiles(", run_persistent_pair, RELEASED_IN_PAIR),
+    ("who copies in a pair", "produce(", run_persistent_pair, RELEASED_IN_PAIR),
+    ("who sends weights", "send_weights(", run_persistent_pair, RELEASED_IN_PAIR),
+    ("who counts tiles", "count_tiles(", run_finishing, RELEASED_HERE),
+    ("who has the copy engine add and counts tiles", "add_blocks_of_dQ(", run_finishing_bulk, RELEASED_HERE),
 )
 MUTATIONS = {
     "K is read before it has arrived": no_wait("K(group).wait_until_full(keys_place().lap);", "async-copy"),
@@ -243,37 +260,39 @@ MUTATIONS = {
     ),
     "keys are never released": by(run_persistent, no_release("K(group).release();")),
     "values are never released": by(run_persistent, no_release("V(group).release();")),
-    "a tile is computed before it is announced": by(
-        run_persistent, no_wait("slot.wait_until_full(TilePlace::after(index).lap);", "race", "uninitialised-shared")
-    ),
     "the tile after the next is announced in the place of this one": by(
         run_keys_ahead, no_wait("slot.wait_until_empty(TilePlace::after(index).lap);", "race", "mbarrier")
+    ),
+    "the tile after the next is announced to a pair in the place of this one": by(
+        run_persistent_pair, no_wait("slot.wait_until_empty(TilePlace::after(index).lap);", "race", "mbarrier")
     ),
     "no tile is announced": by(
         run_persistent, replace(no_release("mbarrier_arrive(slot.full);"), by_way_of="announce_tiles(")
     ),
+    "no tile is announced to the first thread block of a pair": by(
+        run_persistent_pair, replace(no_release("mbarrier_arrive(slot.full);"), by_way_of="announce_tiles(")
+    ),
+    "no tile is announced to the second thread block of a pair": by(
+        run_persistent_pair, no_release("mbarrier_arrive_expecting_remote(full, bytes);")
+    ),
+    "the second thread block of a pair is not sent its tile": Mutation(
+        "store_to_block_16B(", r"st\.async", {"deadlock"}, run=run_persistent_pair
+    ),
     "who takes tiles is not told that the copies have been started": by(
         run_persistent, no_release("mbarrier_arrive(shared.copies().full);")
     ),
-    "consumers do not say that they have left a tile": by(
-        run_persistent, replace(no_release("slot.release();"), by_way_of="compute_announced_tiles(")
+    "who takes tiles for a pair is not told that the copies have been started": by(
+        run_persistent_pair, no_release("mbarrier_arrive(shared.copies().full);")
     ),
-    "who copies does not say that it has left a tile": by(run_persistent, no_release("mbarrier_arrive(slot.empty);")),
     **{
-        f"{who} does not say that it has left a tile": by(
-            run, replace(no_release("mbarrier_arrive(slot.empty);"), by_way_of=by_way_of)
-        )
-        for who, by_way_of, run in TILE_READERS
+        f"{who} does not say that it has left a tile": by(run, replace(no_release(line), by_way_of=by_way_of))
+        for who, by_way_of, run, line in TILE_READERS
     },
     **{
         f"{who} reads a tile before it is announced": by(
-            run,
-            replace(
-                no_wait("slot.wait_until_full(TilePlace::after(index).lap);", "race", "uninitialised-shared"),
-                by_way_of=by_way_of,
-            ),
+            run, replace(no_wait(TILE_IS_ANNOUNCED, *TILES_READ_TOO_SOON), by_way_of=by_way_of)
         )
-        for who, by_way_of, run in TILE_READERS
+        for who, by_way_of, run, _ in TILE_READERS
     },
     "more bytes are announced than come": Mutation(
         ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(2**19)
@@ -323,9 +342,17 @@ def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
 
 # --- Broken source -----------------------------------------------------------------------------------------------
 
+KERNEL, CONSUMER = "backward/hopper.cuh", "backward/hopper_consumer.cuh"
 SHARED, SUMS, WAVES = "backward/hopper_shared.cuh", "backward/dq_sums.cuh", "backward/waves.cuh"
 HANDED_ON = {"global-race"}
-WAVE_IS_DONE = "load_acquire(done(wave - behind)) == (uint64)tiles_of(wave - behind)"
+WAVE_IS_NOT_DONE = "load_acquire(done(wave - behind)) != (uint64)tiles_of(wave - behind)"
+
+
+def delayed(rank: int) -> str:
+    """What makes the thread block of this rank the slower one of a pair."""
+    return f'for (int i = 0; rank_in_cluster() == {rank} && i < 5000; ++i) asm volatile("");'
+
+
 SOURCE_MUTATIONS = {
     "dS has one stage": SourceMutation(
         SHARED,
@@ -342,11 +369,28 @@ SOURCE_MUTATIONS = {
     "a step's note is overwritten before dQ is added": SourceMutation(
         SHARED, {"step % (2 * cfg::Q_stages)": "step % cfg::Q_stages"}, run_several_steps, {"race"}
     ),
+    "barriers of a slower thread block are used before they are there": SourceMutation(
+        KERNEL,
+        {"if (threadIdx.x == 0)\n": f"{delayed(1)}if (threadIdx.x == 0)\n", "cluster_sync();": "__syncthreads();"},
+        run_unequal_pair,
+        {"mbarrier"},
+    ),
+    "a thread block of a pair ends before a slower one has told it what it has read": SourceMutation(
+        CONSUMER,
+        {
+            "void release_weights(int step) const {": f"void release_weights(int step) const {{{delayed(0)}",
+            "cluster_sync();": ";",
+        },
+        run_unequal_pair,
+        {"out-of-bounds"},
+    ),
     "a turn is not waited for": SourceMutation(SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED),
-    "dQ is finished before a wave is done": SourceMutation(WAVES, {WAVE_IS_DONE: "true"}, run_finishing, HANDED_ON),
+    "dQ is finished before a wave is done": SourceMutation(
+        WAVES, {WAVE_IS_NOT_DONE: "false"}, run_finishing, HANDED_ON
+    ),
     "tiles of other thread blocks are not acquired": SourceMutation(
         WAVES,
-        {WAVE_IS_DONE: WAVE_IS_DONE.replace("load_acquire(", "*(volatile uint64 *)(")},
+        {WAVE_IS_NOT_DONE: WAVE_IS_NOT_DONE.replace("load_acquire(", "*(volatile uint64 *)(")},
         run_finishing,
         HANDED_ON,
     ),
@@ -361,6 +405,8 @@ SOURCE_MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize("mutation", SOURCE_MUTATIONS.values(), ids=list(SOURCE_MUTATIONS))
+@pytest.mark.parametrize(
+    "mutation", sampled(SOURCE_MUTATIONS, ["barriers of a slower thread block are used before they are there"])
+)
 def test_broken_source_is_named_or_computes_something_else(mutation, monkeypatch):
     expect_named_or_wrong(mutation, "flashwright.kernels.backward.hopper.source", monkeypatch)

@@ -106,6 +106,15 @@ def test_persistent_thread_blocks_are_as_many_as_multiprocessors_or_as_blocks_of
     assert found.grid == (blocks, 1, 1)
 
 
+@pytest.mark.parametrize(("multiprocessors", "blocks"), [(132, 32), (7, 6), (1, 2)])
+def test_persistent_pairs_are_as_many_as_find_two_multiprocessors_each(multiprocessors, blocks):
+    """At least one, and as many as have two blocks of keys. In order, each has no more than that."""
+    pairs = parse_config("hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent")
+    grid = family_of(pairs).launch_rules.grid
+    assert grid(pairs, 8, 2, 2, multiprocessors) == (blocks, 1, 1)
+    assert grid(replace(pairs, ordered=True), 8, 2, 2, multiprocessors) == (8 * 2 * 2, 1, 1)
+
+
 @FAMILIES
 @pytest.mark.parametrize(("keys", "at_once"), [(8192, 4), (2048, 16), (512, 32), (65536, 1)])
 def test_heads_take_turns_until_each_of_132_multiprocessors_has_two_blocks_of_keys(config, keys, at_once):

@@ -39,6 +39,7 @@ HOPPER_PAIR = "hopper backward (BF16, 128, 64, 64, 2): stages_2_2"
 """Two warpgroups share keys: P goes through shared memory."""
 HOPPER_CLUSTER = "hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired"
 """Two thread blocks add half of the columns of dQ each."""
+HOPPER_PAIRS = HOPPER_CLUSTER + "+persistent"
 HOPPER_PERSISTENT = "hopper backward (FP16, 64, 64, 64, 1): stages_2_2+register_P+persistent"
 FAMILIES = pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
@@ -225,19 +226,29 @@ PERSISTENT = {
         (1, 5, 5, 65, 200),
         Window(),
     ),
+    "dQ finished by pairs of thread blocks": (HOPPER_PAIRS + "+finishes_dQ", (1, 6, 6, 70, 200), CAUSAL),
     "fewer heads than waves behind": (HOPPER_PERSISTENT + "+finishes_dQ", (1, 1, 1, 70, 200), CAUSAL_TOP_LEFT),
-    "dealt to a pair of thread blocks": (HOPPER_CLUSTER + "+persistent", (1, 2, 1, 70, 400), CAUSAL_TOP_LEFT),
+    "pairs, keys that no row attends to, grouped heads": (HOPPER_PAIRS, (1, 2, 1, 70, 400), CAUSAL_TOP_LEFT),
+    "pairs, an odd number of blocks of keys, two batches": (HOPPER_PAIRS, (2, 2, 2, 130, 260), CAUSAL),
+    "pairs, all rows attend to all keys": (HOPPER_PAIRS, (1, 1, 1, 70, 500), Window()),
+    "pairs that add to dQ in order": (HOPPER_PAIRS.replace("+pers", "+ordered+pers"), (1, 1, 1, 70, 300), CAUSAL),
+    "pairs of two warpgroups each": (
+        "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent",
+        (1, 1, 1, 260, 260),
+        CAUSAL,
+    ),
     "no row attends to any key": (HOPPER_PERSISTENT, (1, 1, 1, 70, 200), Window(right=-300)),
 }
+SLOW_PERSISTENT = ("pairs, all rows attend to all keys", "pairs that add to dQ in order")
 
 
-@pytest.mark.parametrize("case", PERSISTENT.values(), ids=list(PERSISTENT))
+@pytest.mark.parametrize("case", sampled(PERSISTENT, SLOW_PERSISTENT))
 def test_persistent_thread_blocks_compute_every_block_of_keys(case):
-    """Two of them, each with several."""
+    """Two of them, or two pairs, that have several among them."""
     text, shape, window = case
     config = parse_config(text)
     problem = Problem.random((*shape, config.d_head), config.dtype, AttentionOptions(window))
-    found = check_backward(config, problem, multiprocessors=2)
+    found = check_backward(config, problem, multiprocessors=4 if config.paired else 2)
     assert found.run.findings == []
 
 
@@ -347,14 +358,15 @@ PACKED = {
 
 @pytest.mark.parametrize(
     "config",
-    [AMPERE, HOPPER_PAIR, HOPPER_CLUSTER, HOPPER_PERSISTENT],
-    ids=["ampere", "hopper", "cluster", "persistent"],
+    [AMPERE, HOPPER_PAIR, HOPPER_CLUSTER, HOPPER_PERSISTENT, HOPPER_PAIRS],
+    ids=["ampere", "hopper", "cluster", "persistent", "persistent clusters"],
 )
 @pytest.mark.parametrize("case", PACKED.values(), ids=list(PACKED))
 def test_packed_sequences_are_differentiated_apart(config, case):
-    """What is NaN or infinite in one does not reach its neighbours."""
+    """What is NaN or infinite in one does not reach its neighbours. Persistent thread blocks have several."""
     lengths, window, spoilt = case
-    check_packed_backward(config, lengths, AttentionOptions(window), spoilt=spoilt, head_dim=56, with_dlse=True)
+    how = {"spoilt": spoilt, "head_dim": 56, "with_dlse": True, "multiprocessors": 4}
+    check_packed_backward(config, lengths, AttentionOptions(window), **how)
 
 
 @FAMILIES

@@ -10,7 +10,14 @@ import pytest
 
 from flashwright import DType
 from flashwright.kernels.family import KernelFamily, Occasion
-from flashwright.kernels.registry import families, parse_config, rejection_reason, search_space_of, tile_shapes
+from flashwright.kernels.registry import (
+    families,
+    family_of,
+    parse_config,
+    rejection_reason,
+    search_space_of,
+    tile_shapes,
+)
 from flashwright.problem.lengths import LENGTH_BUCKETS
 
 FAMILIES = families("backward")
@@ -56,6 +63,12 @@ def test_what_is_kept_can_be_built_has_a_promising_part_and_the_default(family, 
         assert default in kept
         assert family.space.is_promising(default)
         assert search_space_of(default) == "default"
+
+
+def test_persistent_pairs_are_promising_whatever_the_mask():
+    pairs = parse_config("hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent")
+    assert family_of(pairs).space.is_promising(pairs)
+    assert search_space_of(pairs) == "default"
 
 
 def test_order_is_what_callers_request_and_no_search_tries_it():

@@ -7,8 +7,8 @@
 //
 // A persistent thread block owns several blocks of keys, one after the other: while the consumers leave one, the next
 // one's first blocks of Q and dO, and its K and V where there is room for two, are copied. It takes them from a common
-// count; to a pair they are dealt, so that both have the same without asking each other. It may finish dQ, too: of heads
-// all of whose keys have been visited.
+// count; of a pair, the first thread block takes them for both. It may finish dQ, too: of heads all of whose keys have
+// been visited.
 #pragma once
 #include "backward/hopper_consumer.cuh"
 #include "backward/hopper_producer.cuh"
@@ -21,7 +21,7 @@ __global__ void __cluster_dims__(shape::together) __launch_bounds__(consumer_thr
     const HopperArguments args{Q, K, V, dO, backward};
     extern __shared__ __align__(OperandLayout::swizzle_period_bytes) char shared_memory[];
     const SharedMemory shared{shared_address(shared_memory)};
-    if (!cfg::persistent && !work_of(backward, blockIdx.x).exists())
+    if (!shape::announces_tiles && !work_of(backward, blockIdx.x).exists())
         return;
     if (threadIdx.x == 0)
         shared.init_barriers();
@@ -33,26 +33,23 @@ __global__ void __cluster_dims__(shape::together) __launch_bounds__(consumer_thr
     // A warpgroup's registers are its own: those that do not compute need few, and give the others to the consumers.
     if (threadIdx.x >= consumer_threads) {
         give_registers_back<shape::producer_registers>();
-        if (threadIdx.x == consumer_threads)
+        const auto is_first_of = [](int warp) { return threadIdx.x == consumer_threads + warp * warp_threads; };
+        if (is_first_of(0))
             produce(args, shared);
-        if (threadIdx.x == consumer_threads + warp_threads) {
-            if constexpr (cfg::bulk_dQ)
-                add_blocks_of_dQ(args, shared);
-            else if constexpr (cfg::ordered)
+        if (cfg::bulk_dQ && is_first_of(1))
+            add_blocks_of_dQ(args, shared);
+        if (cfg::paired && is_first_of(2))
+            send_weights(args, shared);
+        if (shape::announces_tiles && is_first_of(cfg::paired ? 3 : 2) && (!cfg::paired || rank_in_cluster() == 0))
+            announce_tiles(args, shared);
+        if (cfg::ordered && !cfg::bulk_dQ) {
+            if (is_first_of(1))
                 wait_for_turns(args, shared);
-        }
-        if (threadIdx.x == consumer_threads + 2 * warp_threads) {
-            if constexpr (cfg::paired)
-                send_weights(args, shared);
-            else if constexpr (shape::announces_tiles)
-                announce_tiles(args, shared);
-        }
-        if (!cfg::bulk_dQ && threadIdx.x == consumer_threads + 3 * warp_threads) {
-            if constexpr (cfg::ordered)
+            if (is_first_of(3))
                 pass_turns(args, shared);
-            else if constexpr (shape::finishes_dQ)
-                count_tiles(args, shared);
         }
+        if (shape::finishes_dQ && !cfg::bulk_dQ && is_first_of(1))
+            count_tiles(args, shared);
     } else {
         take_registers<shape::consumer_registers>();
         Consumer{args, shared}.run();

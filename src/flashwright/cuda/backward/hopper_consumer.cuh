@@ -48,13 +48,10 @@ struct Consumer {
     Sums::Accumulator dQ;
     Pair lse[column_tiles], dots[column_tiles];
     int index = 0; // of the tile, among those of this thread block
-    int dealt = blockIdx.x; // the tile of a persistent pair
 
     DEVICE void run() {
         if constexpr (shape::announces_tiles)
             compute_announced_tiles();
-        else if constexpr (cfg::persistent)
-            compute_dealt_tiles();
         else
             compute(0, work().steps(args.backward));
         // The other thread block may be reading what this one has sent, or telling it so.
@@ -79,9 +76,11 @@ struct Consumer {
                 step += steps;
             }
             __syncwarp(); // the first lane speaks for all
-            slot.release();
-            if (shape::finishes_dQ && lane_index() == 0)
-                mbarrier_arrive(shared.done(index).full);
+            if (lane_index() == 0) {
+                TileNote::release(slot);
+                if constexpr (shape::finishes_dQ)
+                    mbarrier_arrive(shared.done(index).full);
+            }
         }
     }
     // This tile's part of dQ of the wave two before its own.
@@ -91,6 +90,12 @@ struct Consumer {
         if (place.wave < Waves::behind)
             return;
         const ForwardArguments &forward = args.backward.forward;
+        // The other thread block of a pair has waited for this: what it knows of others is not known here.
+        if constexpr (cfg::paired) {
+            if (lane_index() == 0)
+                waves.wait_for_turn_of(place.wave);
+            __syncwarp();
+        }
         const int wave = place.wave - Waves::behind, heads = forward.q_heads_per_kv_head;
         const int blocks = waves.pairs_of(wave) * heads * forward.q_blocks;
 #pragma unroll 1
@@ -101,29 +106,17 @@ struct Consumer {
             ::finish_dQ<consumer_threads, true>(args.backward, queries, threadIdx.x);
         }
     }
-    DEVICE void compute_dealt_tiles() {
-        int step = 0;
-#pragma unroll 1
-        for (; dealt < key_tiles(args.backward); dealt += gridDim.x) {
-            const Work work = this->work();
-            if (!work.exists())
-                continue;
-            const int steps = uniform(work.steps(args.backward));
-            compute(step, step + steps);
-            step += steps;
-            ++index;
-        }
-    }
     // A tile, by all its steps.
     DEVICE void compute(int first_step, int end) {
-        const int first = cfg::persistent ? first_step : 0;
-        if constexpr (cfg::persistent) { // the tile before has left sums, and keys have been copied for one without steps
+        const int first = shape::announces_tiles ? first_step : 0;
+        if constexpr (shape::announces_tiles) {
+            // The tile before has left sums, and keys have been copied for one without steps.
             clear(dK[0]);
             clear(dV[0]);
             wait_for_keys();
         }
         if (first < end) {
-            if constexpr (!cfg::persistent)
+            if constexpr (!shape::announces_tiles)
                 wait_for_keys();
             // Zeros are there before any product is under way.
             pin_registers(dK[0]);
@@ -134,7 +127,7 @@ struct Consumer {
                 this->step<false>(step);
             finish_dQ(end - 1);
         }
-        if constexpr (cfg::persistent && !cfg::keys_ahead)
+        if constexpr (shape::announces_tiles && !cfg::keys_ahead)
             release_keys();
         store();
     }
@@ -149,9 +142,9 @@ struct Consumer {
     // Found again where it is needed: the loop has no registers to keep it.
     DEVICE Work work() const { return work_of(args.backward, tile()); }
     DEVICE int tile() const {
-        if constexpr (!cfg::persistent)
-            return block_index_again().x;
-        return shape::announces_tiles ? TileNote::read(shared.tile(index).data).tile : dealt;
+        if constexpr (shape::announces_tiles)
+            return TileNote::read(shared.tile(index).data).tile;
+        return block_index_again().x;
     }
     DEVICE KeysPlace keys_place() const { return KeysPlace::after(index); }
     // Of the warp's first key, in the tile.

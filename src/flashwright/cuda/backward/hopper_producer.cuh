@@ -1,5 +1,5 @@
 // What does not compute in the Hopper backward: one thread starts the copy engine's copies, another waits for turns, and
-// of a persistent thread block one takes tiles.
+// of a persistent thread block, or of a pair, one takes tiles.
 #pragma once
 #include "backward/hopper_shared.cuh"
 #include "ptx/atomics.cuh"
@@ -43,7 +43,7 @@ struct Producer {
     DEVICE void fill_keys(const Work &work, const Slot &slot, const TensorMap &map, int group, uint32 lap) const {
         // The consumers have left the tile before. With two stages they have left the one before that: none is announced
         // sooner.
-        if constexpr (cfg::persistent && !cfg::keys_ahead)
+        if constexpr (shape::announces_tiles && !cfg::keys_ahead)
             slot.wait_until_empty(lap);
         fill<warpgroup_rows, shape::panels>(slot, map, first_key(work) + group * warpgroup_rows, work.tile.kv_head,
                                             batch(work));
@@ -97,7 +97,7 @@ template <class Visit> DEVICE void for_each_announcement(const SharedMemory &sha
         if (note.is_none())
             return;
         visit(note, index);
-        mbarrier_arrive(slot.empty);
+        TileNote::release(slot);
     }
 }
 
@@ -113,17 +113,6 @@ DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &share
             visit(work_of(args.backward, note.tile), note.steps, first_step, index);
             first_step += note.steps;
         });
-    } else if constexpr (cfg::persistent) {
-        int first_step = 0, index = 0;
-#pragma unroll 1
-        for (int tile = blockIdx.x; tile < key_tiles(args.backward); tile += gridDim.x) {
-            const Work work = work_of(args.backward, tile);
-            if (!work.exists())
-                continue;
-            const int steps = work.steps(args.backward);
-            visit(work, steps, first_step, index++);
-            first_step += steps;
-        }
     } else {
         const Work work = work_of(args.backward, blockIdx.x);
         if (const int steps = work.steps(args.backward); steps > 0)
@@ -135,12 +124,16 @@ DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &share
 // copies for the one before have been started. Later would leave the copy engine idle; earlier would leave a tile to a
 // thread block that is busy while others have none. In order or in waves, the first is taken too: tiles wait for those
 // before them, which are then all of thread blocks that have begun.
+//
+// A pair takes two neighbouring tiles, which have the same steps, when the copies of its first thread block have been
+// started.
 DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shared) {
     constexpr bool takes_first = cfg::ordered || shape::finishes_dQ;
     const BackwardArguments &backward = args.backward;
-    const int with_keys = key_tiles(backward), dealt = takes_first ? 0 : gridDim.x;
-    const int tiles = shape::finishes_dQ ? Waves{backward}.tiles() : with_keys;
-    const auto next = [&] { return dealt + (int)add_relaxed(backward.tiles_taken, 1); };
+    const Waves waves{backward};
+    const int with_keys = key_tiles(backward), tiles = shape::finishes_dQ ? waves.tiles() : with_keys;
+    const int first_taken = takes_first ? 0 : gridDim.x;
+    const auto next = [&] { return first_taken + shape::together * (int)add_relaxed(backward.tiles_taken, 1); };
     int tile = takes_first ? next() : blockIdx.x;
 #pragma unroll 1
     for (int index = 0;; ++index) {
@@ -149,17 +142,21 @@ DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shar
             tile = next();
         const bool is_none = tile >= tiles, has_keys = tile < with_keys;
         if (shape::finishes_dQ && !is_none)
-            while (!Waves{backward}.may_begin(Waves{backward}.of(tile).wave)) {
-            }
+            waves.wait_for_turn_of(waves.of(tile).wave);
         const Slot slot = shared.tile(index);
         slot.wait_until_empty(TilePlace::after(index).lap);
-        TileNote{tile, is_none    ? TileNote::none
-                       : has_keys ? work_of(backward, tile).steps(backward)
-                                  : TileNote::keyless}
-            .write(slot.data);
-        mbarrier_arrive(slot.full);
-        if (is_none)
+        const int steps = has_keys  ? work_of(backward, tile).steps(backward)
+                          : is_none ? TileNote::none
+                                    : TileNote::keyless;
+        TileNote{tile, steps}.announce(slot);
+        if constexpr (cfg::paired)
+            TileNote{tile + 1, steps}.announce_in_block(slot, 1);
+        if (is_none) {
+            // Until the last tile has been released: nothing arrives from the other thread block when this one has ended.
+            if constexpr (cfg::paired)
+                shared.tile(index + 1).wait_until_empty(TilePlace::after(index + 1).lap);
             return;
+        }
         if (has_keys)
             shared.copies().wait_until_full(TurnPlace::after(index).lap);
         tile = next();

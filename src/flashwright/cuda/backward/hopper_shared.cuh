@@ -59,7 +59,8 @@ struct StepNote {
     }
 };
 
-// A tile of a persistent thread block, as one of its threads announces it to the others.
+// A tile of a persistent thread block, as one of its threads announces it to the others. Of a pair, a thread of the first
+// thread block announces both tiles, each where it is computed.
 struct TileNote {
     int tile;  // as thread blocks are numbered where each has one
     int steps; // negative: it has no keys, or there are no more tiles
@@ -69,11 +70,29 @@ struct TileNote {
 
     DEVICE bool is_none() const { return steps == none; }
     DEVICE bool has_keys() const { return steps >= 0; }
-    DEVICE void write(uint32 shared) const { store_shared_16B(shared, {(uint32)tile, (uint32)steps}); }
+    DEVICE void announce(const Slot &slot) const {
+        store_shared_16B(slot.data, words());
+        mbarrier_arrive(slot.full);
+    }
+    DEVICE void announce_in_block(const Slot &slot, uint32 rank) const {
+        const uint32 full = address_in_block(slot.full, rank);
+        mbarrier_arrive_expecting_remote(full, bytes);
+        store_to_block_16B(address_in_block(slot.data, rank), words(), full);
+    }
     static DEVICE TileNote read(uint32 shared) {
         const Vector16B v = load_shared_16B(shared);
         return {(int)v.words[0], (int)v.words[1]};
     }
+    // By every reader, to who announces tiles.
+    static DEVICE void release(const Slot &slot) {
+        if constexpr (cfg::paired)
+            mbarrier_arrive_remote(address_in_block(slot.empty, 0));
+        else
+            mbarrier_arrive(slot.empty);
+    }
+
+  private:
+    DEVICE Vector16B words() const { return {(uint32)tile, (uint32)steps}; }
 };
 
 struct SharedMemory {
@@ -103,7 +122,8 @@ struct SharedMemory {
         return slot(shape::dQ_offset + warpgroup * shape::dQ_part_bytes,
                     2 * shape::key_slots + cfg::Q_stages + cfg::dO_stages, warpgroup);
     }
-    // A tile of a persistent thread block, by its number among those. Full: it is announced. Empty: nobody needs it.
+    // A tile of a persistent thread block, by its number among those. Full: it is announced. Empty: nobody needs it, in
+    // both thread blocks of a pair.
     DEVICE Slot tile(int index) const {
         const int stage = TilePlace::after(index).stage;
         return slot(shape::tiles_offset + stage * TileNote::bytes, tile_barriers, stage);
@@ -168,11 +188,12 @@ struct SharedMemory {
         for (int group = 0; group < shape::key_groups; ++group)
             other_K(group).init_barriers(consumer_warps);
         if constexpr (shape::announces_tiles) {
-            // Others that read it: who copies, who adds by the copy engine, who waits for turns and who passes them on, or
-            // who counts tiles that are done.
-            constexpr int others = 1 + (cfg::bulk_dQ ? 1 : cfg::ordered ? 2 : shape::finishes_dQ ? 1 : 0);
+            // Others that read it: who copies, who sends weights, who adds by the copy engine, who waits for turns and
+            // who passes them on, or who counts tiles that are done.
+            constexpr int others =
+                1 + cfg::paired + (cfg::bulk_dQ ? 1 : cfg::ordered ? 2 : shape::finishes_dQ ? 1 : 0);
             for (int stage = 0; stage < shape::tile_stages; ++stage) {
-                tile(stage).init_barriers(consumer_warps + others);
+                tile(stage).init_barriers(shape::together * (consumer_warps + others));
                 if constexpr (shape::finishes_dQ)
                     mbarrier_init(done(stage).full, consumer_warps);
             }

@@ -34,9 +34,11 @@ struct Waves {
     DEVICE int first_pair(int wave) const { return wave * args.pairs_at_once; }
     DEVICE int pairs_of(int wave) const { return min(args.pairs_at_once, pairs() - first_pair(wave)); }
 
-    // Whether all tiles of the wave two before are done, whose dQ those of this one finish.
-    DEVICE bool may_begin(int wave) const {
-        return wave < behind || load_acquire(done(wave - behind)) == (uint64)tiles_of(wave - behind);
+    // Until all tiles of the wave two before are done, whose dQ those of this one finish.
+    DEVICE void wait_for_turn_of(int wave) const {
+        if (wave >= behind)
+            while (load_acquire(done(wave - behind)) != (uint64)tiles_of(wave - behind)) {
+            }
     }
     // By one thread that knows of all additions.
     DEVICE void count_tile(int wave) const { add_acq_rel(done(wave), 1); }

@@ -1,5 +1,5 @@
 // Thread blocks of a cluster: their ranks, each other's shared memory, and what passes between them (PTX: mapa,
-// barrier.cluster, mbarrier and cp.async.bulk with shared::cluster).
+// barrier.cluster, mbarrier, st.async and cp.async.bulk with shared::cluster).
 #pragma once
 #include "types.cuh"
 
@@ -30,6 +30,18 @@ DEVICE void cluster_sync() {
 // Arrives at a barrier of another block, to say that this one has read what that one sent.
 DEVICE void mbarrier_arrive_remote(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives at a barrier of another block, and announces that so many bytes will be stored or copied there.
+DEVICE void mbarrier_arrive_expecting_remote(uint32 barrier, uint32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Stores to another block, whose barrier counts the bytes. They are visible to who has waited for it.
+DEVICE void store_to_block_16B(uint32 there, Vector16B v, uint32 barrier_there) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
+                 "r"(v.words[0]), "r"(v.words[1]), "r"(v.words[2]), "r"(v.words[3]), "r"(barrier_there)
+                 : "memory");
 }
 
 // Copies a stretch of this block's shared memory to another block, whose barrier counts the bytes.

@@ -123,7 +123,9 @@ class Mbarriers:
         barrier = self._barriers.get(wave.clusters.target(thread, address))
         if barrier is None or not barrier.is_valid:
             wave.fault_thread("mbarrier", "there is no initialised mbarrier at this address", thread, address)
-        if wave.hazards is not None and not self._is_remote(barrier, thread):
+        if self._is_remote(barrier, thread):
+            wave.shared.check_running(wave, thread, barrier.block, address)
+        elif wave.hazards is not None:
             self._check_initialised(barrier, thread, asynchronous)
         return barrier
 

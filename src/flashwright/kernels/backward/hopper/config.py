@@ -39,8 +39,8 @@ class HopperBackwardKernelConfig:
     ordered: bool = False
     """Blocks of keys add to dQ in a fixed order, so that its bits are the same in every run."""
     persistent: bool = False
-    """A thread block for each multiprocessor takes blocks of keys, one after the other; to pairs of thread blocks they
-    are dealt."""
+    """A thread block for each multiprocessor takes blocks of keys, one after the other. A pair takes two at a time, and
+    has no more than two if it is ordered."""
     keys_ahead: bool = False
     """Two blocks of K and V in shared memory: those of a persistent thread block's next tile are copied during this
     one's steps."""

@@ -30,8 +30,8 @@ def _of_128_columns(occasion: Occasion) -> dict[str, Any]:
 
 
 def _of_256_columns(occasion: Occasion) -> dict[str, Any]:
-    """With a causal mask tiles differ: those that are dealt to pairs end at different times, and a pair begins and ends
-    together, which takes many steps to pay."""
+    """With a causal mask pairs of thread blocks with a tile each, which begin and end together, take many steps to pay.
+    Persistent ones, which take tiles, have not been timed there."""
     blocks = {"B_r": 64, "B_c": 64, "P_in_registers": False}
     alone = occasion.causal and not occasion.ordered and occasion.q_bucket not in (LONG, LONGEST)
     if alone:

@@ -53,7 +53,7 @@ _SWITCHES: dict[str, tuple[str, str]] = {
     "ordered": ORDERED,
     "persistent": (
         "a thread block for each multiprocessor owns several blocks of keys, one after the other: the next one's "
-        "copies run while this one's gradients are written",
+        "copies run while this one's gradients are written; a pair takes two neighbouring blocks at a time",
         "a thread block for each block of keys",
     ),
     "keys_ahead": (

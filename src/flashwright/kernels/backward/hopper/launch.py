@@ -13,12 +13,11 @@ def _boxes(config: HopperBackwardKernelConfig) -> tuple[int, int, int, int]:
 
 
 def _grid(config: HopperBackwardKernelConfig, kv_blocks: int, heads: int, lines: int, multiprocessors: int) -> Grid:
-    """Tiles that are dealt in order could wait for those of a thread block that has not begun: a pair has one then."""
     tiles, *_ = one_block_per_tile(config, kv_blocks, heads, lines, multiprocessors)
-    if not config.persistent or (config.paired and config.ordered):
+    shapes = HopperBackwardShapes(config)
+    if not shapes.announces_tiles:
         return tiles, 1, 1
-    together = HopperBackwardShapes(config).together
-    return min(tiles, max(1, multiprocessors // together) * together), 1, 1
+    return min(tiles, max(1, multiprocessors // shapes.together) * shapes.together), 1, 1
 
 
 RULES = LaunchRules(

@@ -84,11 +84,10 @@ class HopperBackwardShapes:
         if config.keys_ahead and not config.persistent:
             raise ValueError("persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead")
 
-        if config.finishes_dQ and (config.paired or not config.persistent):
-            persistent, paired = ("on" if knob else "off" for knob in (config.persistent, config.paired))
+        if config.finishes_dQ and not config.persistent:
             raise ValueError(
-                f"finishes dQ: persistent is {persistent}, paired is {paired}; single thread blocks that take tiles "
-                "one after the other can wait for those before"
+                "finishes dQ: persistent is off; thread blocks that take tiles one after the other can wait for those "
+                "before"
             )
 
     def _check_shared_memory(self) -> None:
@@ -294,8 +293,9 @@ class HopperBackwardShapes:
 
     @property
     def announces_tiles(self) -> bool:
-        """Whether a thread takes tiles from a common count and tells the others. To a pair they are dealt."""
-        return self.config.persistent and not self.config.paired
+        """Whether a thread takes tiles from a common count and tells the others. Where pairs add to dQ in order, the
+        four warps that do not compute have other work, and each thread block has one tile."""
+        return self.config.persistent and not (self.config.paired and self.config.ordered)
 
     @property
     def finishes_dQ(self) -> bool:
