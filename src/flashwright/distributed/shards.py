@@ -40,7 +40,7 @@ def unshard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG, len
     whole is added, so the loss is the sum of all ranks' losses.
     """
     ranks = Ranks.of(group)
-    with ranks.whole.failing_together():
+    with ranks.failing_together():
         dim = _dimension(x, dim)
         if length is None:
             length = sum(rows for (rows,) in ranks.whole.gathered([x.shape[dim]], x.device))
@@ -50,6 +50,7 @@ def unshard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG, len
                 f"x: {x.shape[dim]} rows along dimension {dim}, but of {length} rank {ranks.index} of {ranks.size} "
                 f"holds {expected} in this layout"
             )
+        ranks.connect(x.device)
     return _Unshard.apply(x, dim, ranks, by_rank)
 
 
@@ -123,11 +124,8 @@ def _gathered(x: Tensor, dim: int, ranks: Ranks, by_rank: Holdings) -> Tensor:
     parts = [mine.new_empty((local_rows(chunks), *mine.shape[1:])) for chunks in by_rank]
     parts[ranks.index] = mine
     others = [rank for rank in range(ranks.size) if rank != ranks.index]
-    with ranks.whole.failing_together():
-        places = ranks.places
-        ranks.whole.start(
-            [(places[rank], mine) for rank in others], [(places[rank], parts[rank]) for rank in others]
-        ).wait()
+    with ranks.failing_together():
+        ranks.whole.start([(rank, mine) for rank in others], [(rank, parts[rank]) for rank in others]).wait()
     whole = mine.new_empty((sum(map(local_rows, by_rank)), *mine.shape[1:]))
     for part, chunks in zip(parts, by_rank, strict=True):
         row = 0
@@ -144,12 +142,8 @@ def _added(gradient: Tensor, dim: int, ranks: Ranks, by_rank: Holdings) -> Tenso
     mine = going[ranks.index]
     others = [rank for rank in range(ranks.size) if rank != ranks.index]
     coming = [torch.empty_like(mine) for _ in others]
-    with ranks.whole.failing_together():
-        places = ranks.places
-        ranks.whole.start(
-            [(places[rank], going[rank]) for rank in others],
-            [(places[rank], part) for rank, part in zip(others, coming, strict=True)],
-        ).wait()
+    with ranks.failing_together():
+        ranks.whole.start([(rank, going[rank]) for rank in others], list(zip(others, coming, strict=True))).wait()
     total = mine.to(torch.promote_types(mine.dtype, torch.float32))
     for part in coming:
         total = total + part
