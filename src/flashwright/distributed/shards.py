@@ -23,7 +23,7 @@ UNSHARDED = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "ma
 
 
 def shard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG) -> Tensor:
-    """This rank's rows of a tensor that every rank has, along `dim`; any length will do.
+    """This rank's rows of a tensor that every rank has, along `dim`, contiguous; any length will do.
 
     `group` and `layout` are those of `attention`. Differentiable: the gradient of x is 0 in the rows of other ranks.
     """
@@ -103,8 +103,8 @@ def _dimension(x: Any, dim: Any, name: str = "x") -> int:
 def _rows_of(x: Tensor, dim: int, chunks: tuple[Chunk, ...]) -> Tensor:
     parts = [x.narrow(dim, chunk.start, chunk.length) for chunk in chunks]
     if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0)
+        return parts[0].contiguous()  # on all ranks alike: those with several chunks have a copy, too
+    return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0).contiguous()
 
 
 class _Unshard(torch.autograd.Function):
@@ -138,7 +138,7 @@ def _gathered(x: Tensor, dim: int, ranks: Ranks, by_rank: Holdings) -> Tensor:
 def _added(gradient: Tensor, dim: int, ranks: Ranks, by_rank: Holdings) -> Tensor:
     """Every rank's gradient of this rank's rows, added."""
     rows = gradient.movedim(dim, 0)
-    going = [_rows_of(rows, 0, chunks).contiguous() for chunks in by_rank]
+    going = [_rows_of(rows, 0, chunks) for chunks in by_rank]
     mine = going[ranks.index]
     others = [rank for rank in range(ranks.size) if rank != ranks.index]
     coming = [torch.empty_like(mine) for _ in others]
