@@ -33,6 +33,9 @@ class Ranks:
         """Of a process group, a DeviceMesh, or None: the default group, or this process by itself."""
         if group is None or not hasattr(group, "mesh_dim_names"):
             return cls(Transport(group))
+        place = group.get_coordinate()
+        if place is None:
+            raise ValueError(f"group: this rank is not in the mesh, {group.mesh.tolist()}")
         members = group.mesh.tolist()
         if group.ndim == 1:
             return cls(Transport(group.get_group(), members))
@@ -41,7 +44,7 @@ class Ranks:
                 f"group: a mesh of {group.ndim} dimensions; allowed: 1, or 2 (the sequence, then heads). "
                 "mesh['name'] is a part of it"
             )
-        row, column = group.get_coordinate()
+        row, column = place
         return cls(
             _of_all(tuple(member for each in members for member in each)),
             Transport(group.get_group(0), [each[column] for each in members]),
