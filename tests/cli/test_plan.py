@@ -78,12 +78,14 @@ def test_zigzag_is_twice_as_efficient_as_contiguous_shards_under_a_causal_mask()
     [
         (("--tokens", "many"), "--tokens: 'many' is not a number of tokens"),
         (("--heads", "64:8"), "--heads: '64:8' is not a pair"),
-        (("--heads", "6/4"), "heads: 6/4 is not allowed; heads of k and v divide those of q"),
+        (("--heads", "6/4"), "heads: 6/4 is not allowed; allowed: 1 or more, where heads of k and v divide those of q"),
+        (("--heads", "0/8"), "heads: 0/8 is not allowed; allowed: 1 or more"),
         (("--link", "telegraph"), "link: 'telegraph' is not known; allowed: nvlink"),
         (("--gpus", "0"), "gpus: 0 is not allowed; allowed: 1 to 1024"),
         (("--gpus", "100000"), "gpus: 100000 is not allowed; allowed: 1 to 1024"),
         (("--d-head", "0"), "d_head: 0 is not allowed; allowed: 1 to 256"),
         (("--tokens", "0"), "tokens: 0 is not allowed; allowed: 1 or more"),
+        (("--tflops", "fast"), "--tflops: 'fast' is not a pair; expected e.g. 612.5/450"),
         (("--tflops", "0/100"), "tflops: 0/100 is not allowed; allowed: more than 0"),
         (("--layout", "striped"), "layout: 'striped' is not known"),
         (("--gpu", "a100"), "gpu: no speed of head_dim 128 in BF16 is measured on"),
@@ -96,7 +98,8 @@ def test_what_is_not_allowed_is_refused_with_what_is(arguments, message):
 
 
 def test_speeds_of_another_gpu_may_be_given():
-    assert planned("--gpu", "a100", "--tflops", "200/150")["forward_tflops"] == 200
+    found = planned("--gpu", "a100", "--tflops", "200.5/150")
+    assert (found["forward_tflops"], found["backward_tflops"]) == (200.5, 150)
 
 
 def test_speeds_are_those_that_were_measured():

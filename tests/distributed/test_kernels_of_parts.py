@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,12 +16,12 @@ from flashwright.distributed.layouts import holdings
 from flashwright.distributed.parts import Kernels
 from flashwright.distributed.rounds import RING, rounds_of
 from flashwright.distributed.sequence import SharedSequence
-from flashwright.distributed.visibility import Mask
+from flashwright.distributed.visibility import Mask, Span, Tile
 from flashwright.kernels.registry import parse_config
 from flashwright.operators import backward as backward_operator
 from flashwright.operators import forward as forward_operator
 from flashwright.problem.options import AttentionOptions
-from flashwright.problem.window import Window
+from flashwright.problem.window import FULL, Window
 from flashwright.runtime.backward_plans import BackwardKind
 from flashwright.runtime.plans import CallKind
 from flashwright.runtime.reference import attention_gradients, attention_reference
@@ -121,3 +122,24 @@ def _whole(q, k, v, do, starts, rows):
             total[at] = part
     gradients[0] = gradients[0][:, :, rows]
     return out[:, :, rows], lse[:, :, rows], gradients
+
+
+def test_gradients_on_a_gpu_are_those_of_the_family_that_a_call_names(monkeypatch):
+    asked = []
+
+    def kind(options, dtype, index, family, deterministic, *, accumulates):
+        asked.append((family, deterministic, accumulates))
+        return SimpleNamespace(run=lambda *tensors: None)
+
+    monkeypatch.setattr(backward_operator, "backward_kind", kind)
+    q = torch.zeros(1, 2, 16, 64, dtype=torch.bfloat16)
+    sums = tuple(torch.zeros(q.shape) for _ in "qkv")
+    kernels = Kernels(AttentionOptions(), "gpu", family="ampere", deterministic=True)
+    (launch,) = kernels.launches([Tile(Span(0, 16), Span(0, 16), FULL)], batch=1)
+    kernels.backward(q, None, q, q, q, q, torch.zeros(1, 2, 16), launch, sums)
+    assert asked == [("ampere", True, True)]
+
+
+def test_a_batch_of_none_launches_nothing():
+    tiles = [Tile(Span(0, 16), Span(0, 16), FULL)]
+    assert Kernels(AttentionOptions(), "gpu").launches(tiles, batch=0) == []

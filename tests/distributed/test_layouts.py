@@ -63,6 +63,9 @@ def test_tiles_cover_what_is_attended_once(problem):
         queries = pieces(q_holdings[rank], mask.q_starts)
         for other in range(ranks):
             keys = needed(queries, pieces(kv_holdings[other], mask.kv_starts), mask)
+            sent = [row for piece in keys for row in range(*piece.rows)]
+            takes_part = attended(mask)[np.ix_(positions_of(q_holdings[rank]), positions_of(kv_holdings[other]))]
+            assert sorted(sent) == np.flatnonzero(takes_part.any(axis=0)).tolist(), "a key that no query needs"
             for tile in tiles(queries, keys, mask):
                 seen = seen_keys(tile.rows.length, tile.keys.length, tile.window)
                 rows = positions_of(q_holdings[rank])[tile.rows.slice]

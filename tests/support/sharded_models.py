@@ -90,6 +90,8 @@ def check_training(how: str, strategy: str = "ring") -> None:
 def check_shards(layout: Any) -> None:
     """What ranks shard, they can put together again, with gradients."""
     x = torch.randn(2, 23, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels = distributed.shard_batch({"input_ids": x[..., 0], "labels": x[..., 1]}, None, layout)["shift_labels"]
+    labels.view(-1)  # as the losses of transformers do, whatever chunks a rank has
     mine = distributed.shard(x, 1, None, layout).clone().requires_grad_()
     whole = distributed.unshard(mine, 1, None, layout)
     assert torch.equal(whole, x)

@@ -44,7 +44,7 @@ def plan_command(
     A round of a ring takes the longer of computing it and sending the next one. Speeds of kernels are measured ones of
     one GPU; links reach 80% of their peak. The last lines compare the model with published figures.
     """
-    q_heads, kv_heads = _pair("heads", heads)
+    q_heads, kv_heads = map(int, _pair("heads", heads, r"\d+", "64/8"))
     link_named(link)
     problem = PlanProblem(
         gpus, _tokens(tokens), q_heads, kv_heads, d_head, batch, DType.parse(dtype),
@@ -52,8 +52,8 @@ def plan_command(
     )  # fmt: skip
     speeds = None
     if tflops is not None:
-        forward, backward = _pair("tflops", tflops)
-        speeds = (float(forward), float(backward))
+        forward, backward = map(float, _pair("tflops", tflops, r"\d+(?:\.\d+)?", "612.5/450"))
+        speeds = (forward, backward)
     found = plan(problem, gpu, speeds)
     if as_json:
         print_json(found.to_dict(), "plan")
@@ -68,11 +68,12 @@ def _tokens(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _pair(name: str, text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)(?:/(\d+))?", text.strip())
+def _pair(name: str, text: str, number: str, example: str) -> tuple[str, str]:
+    """Two numbers, or one for both."""
+    match = re.fullmatch(rf"({number})(?:/({number}))?", text.strip())
     if match is None:
-        raise ValueError(f"--{name}: {text!r} is not a pair; expected e.g. 64/8")
-    return int(match[1]), int(match[2] or match[1])
+        raise ValueError(f"--{name}: {text!r} is not a pair; expected e.g. {example}")
+    return match[1], match[2] or match[1]
 
 
 def _print_plan(found: Plan) -> None:

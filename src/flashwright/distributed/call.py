@@ -37,6 +37,8 @@ from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import MAX_D_HEAD, as_size, check_shapes
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors
 
+Starts = tuple[tuple[int, ...], tuple[int, ...]]
+
 
 class Lengths(NamedTuple):
     """Positions of the whole sequence: of queries, and of keys."""
@@ -90,7 +92,7 @@ def attention(
     The other arguments are those of `flashwright.attention`. A rank that fails makes all ranks raise.
     """
     ranks = Ranks.of(group)
-    with ranks.whole.failing_together():
+    with ranks.failing_together():
         check_tensors(q, k, v)
         value_columns = v.shape[-1] if v.dim() else 0
         if v.shape[:-1] == k.shape[:-1] and 0 < value_columns <= MAX_D_HEAD:
@@ -101,8 +103,13 @@ def attention(
         if family is not None:
             family_named(family)
         layout = frozen(layout)
-        lengths = _lengths(q, k, ranks, length, kv_length, repr((layout, strategy, options, cu_seqlens is None)))
-        mask = _mask(options, lengths, cu_seqlens, cu_seqlens_k)
+        starts = _starts(cu_seqlens, cu_seqlens_k)
+        records = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        lengths = _lengths(
+            q, k, ranks, length, kv_length, layout=layout, strategy=strategy, options=options, cu_seqlens=starts,
+            link=link, return_lse=return_lse, gradients=records,
+        )  # fmt: skip
+        mask = _mask(options, lengths, starts)
         by_rank = (holdings(layout, lengths.q, ranks.size), holdings(layout, lengths.kv, ranks.size))
         for name, x, each in zip("qk", (q, k), by_rank, strict=True):
             if x.shape[2] != (expected := local_rows(each[ranks.index])):
@@ -115,7 +122,9 @@ def attention(
             options, _checked_backend(q, backend, config is not None or family is not None), config, family,
             deterministic,
         )  # fmt: skip
-    out, lse = _run(q, k, v, ranks, by_rank, mask, wanted, kernels, return_lse)
+        call = _call(q, k, ranks, by_rank, mask, wanted, kernels, return_lse)
+        ranks.connect(q.device)
+    out, lse = DistributedAttention.apply(call, q, k, v) if records else call.forward(q, k, v)[:2]
     if out.shape[-1] != value_columns:
         out = out[..., :value_columns]
     return (out, lse) if return_lse else out
@@ -138,27 +147,31 @@ def strategy_for(
 ) -> StrategyChoice:
     """The strategy that `attention` uses for such shards, and why; the arguments are the same. Nothing is computed."""
     ranks = Ranks.of(group)
-    options = AttentionOptions.of(causal, window)
-    check_tensors(q, k, k)
-    check_shapes(q.shape, k.shape, k.shape)
-    layout = frozen(layout)
-    lengths = _lengths(q, k, ranks, length, kv_length, repr((layout, strategy, options, cu_seqlens is None)))
-    mask = _mask(options, lengths, cu_seqlens, cu_seqlens_k)
-    by_rank = (holdings(layout, lengths.q, ranks.size), holdings(layout, lengths.kv, ranks.size))
-    return _strategy(strategy, q, k, ranks, by_rank, mask, link)
+    with ranks.failing_together():
+        options = AttentionOptions.of(causal, window)
+        check_tensors(q, k, k)
+        check_shapes(q.shape, k.shape, k.shape)
+        layout = frozen(layout)
+        starts = _starts(cu_seqlens, cu_seqlens_k)
+        lengths = _lengths(
+            q, k, ranks, length, kv_length, layout=layout, strategy=strategy, options=options, cu_seqlens=starts,
+            link=link,
+        )  # fmt: skip
+        mask = _mask(options, lengths, starts)
+        by_rank = (holdings(layout, lengths.q, ranks.size), holdings(layout, lengths.kv, ranks.size))
+        return _strategy(strategy, q, k, ranks, by_rank, mask, link)
 
 
-def _run(
+def _call(
     q: Any,
     k: Any,
-    v: Any,
     ranks: Ranks,
     by_rank: tuple[Holdings, Holdings],
     mask: Mask,
     strategy: Strategy,
     kernels: Kernels,
     needs_lse: bool,
-) -> tuple[Any, Any]:
+) -> RankCall:
     q_holdings, kv_holdings = by_rank
     heads, shares, kv_heads, index = None, None, k.shape[1], ranks.index
     if strategy.head_ranks > 1:
@@ -178,48 +191,51 @@ def _run(
     if strategy.sequence_ranks == 1:
         sequence = Transport.alone()
     rounds = rounds_of(strategy.sequence or RING, index, q_holdings, kv_holdings, mask, kv_heads, strategy.steps)
-    call = RankCall(ranks.whole, SharedSequence(sequence, rounds, kernels), heads, shares, needs_lse)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        return DistributedAttention.apply(call, q, k, v)
-    return call.forward(q, k, v)[:2]
+    return RankCall(ranks, SharedSequence(sequence, rounds, kernels), heads, shares, needs_lse)
 
 
 # --- What the ranks agree on -----------------------------------------------------------------------------------------
 
 
-def _lengths(q: Any, k: Any, ranks: Ranks, length: int | None, kv_length: int | None, request: str) -> Lengths:
-    """Of the whole sequence, as given or as the ranks tell each other."""
+def _lengths(q: Any, k: Any, ranks: Ranks, length: int | None, kv_length: int | None, **request: Any) -> Lengths:
+    """Of the whole sequence, as given or as the ranks tell each other. `request`: what else they have to agree on."""
     if length is not None:
         if kv_length is None and q.shape[2] != k.shape[2]:
             raise ValueError(f"kv_length: missing; q has {q.shape[2]} local rows and k has {k.shape[2]}")
         return Lengths(as_size("length", length), as_size("kv_length", length if kv_length is None else kv_length))
     if kv_length is not None:
         raise ValueError(f"length: missing; kv_length is {kv_length!r}, and both are told, or none")
-    of_all = [q.shape[0], q.shape[1], k.shape[1], q.shape[3], zlib.crc32(f"{q.dtype} {request}".encode())]
+    sizes = {"batch": q.shape[0], "heads of q": q.shape[1], "heads of k": k.shape[1], "head_dim": q.shape[3]}
+    request = {"dtype": q.dtype, "the mesh": ranks.shape, **request}
+    of_all = [*sizes.values(), *(zlib.crc32(repr(value).encode()) for value in request.values())]
     found = ranks.whole.gathered([q.shape[2], k.shape[2], *of_all], q.device)
     for rank, (_, _, *theirs) in enumerate(found):
-        for name, mine, other in zip(
-            ("batch", "heads of q", "heads of k", "head_dim", "dtype, layout, strategy or options"), of_all, theirs,
-            strict=True,
-        ):  # fmt: skip
+        for name, mine, other in zip((*sizes, *request), of_all, theirs, strict=True):
             if mine != other:
-                values = "" if "or" in name else f" ({mine} and {other})"
+                values = f" ({mine} and {other})" if name in sizes else ""
                 raise ValueError(f"ranks {ranks.whole.rank} and {rank} disagree about {name}{values}")
     return Lengths(sum(each[0] for each in found), sum(each[1] for each in found))
 
 
-def _mask(options: AttentionOptions, lengths: Lengths, cu_seqlens: Any, cu_seqlens_k: Any) -> Mask:
+def _starts(cu_seqlens: Any, cu_seqlens_k: Any) -> Starts | None:
+    """Of packed queries, and of packed keys."""
     if cu_seqlens is None:
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens: missing; cu_seqlens_k needs those of the queries, too")
-        return Mask(options.window, (0, lengths.q), (0, lengths.kv))
+        return None
     starts = as_starts("cu_seqlens", cu_seqlens)
-    kv_starts = starts if cu_seqlens_k is None else as_starts("cu_seqlens_k", cu_seqlens_k)
-    check_document_starts("cu_seqlens", starts, lengths.q)
+    return starts, starts if cu_seqlens_k is None else as_starts("cu_seqlens_k", cu_seqlens_k)
+
+
+def _mask(options: AttentionOptions, lengths: Lengths, starts: Starts | None) -> Mask:
+    if starts is None:
+        return Mask(options.window, (0, lengths.q), (0, lengths.kv))
+    q_starts, kv_starts = starts
+    check_document_starts("cu_seqlens", q_starts, lengths.q)
     check_document_starts("cu_seqlens_k", kv_starts, lengths.kv)
-    if len(starts) != len(kv_starts):
-        raise ValueError(f"cu_seqlens_k: {len(kv_starts)} entries, but cu_seqlens has {len(starts)}")
-    return Mask(options.window, starts, kv_starts)
+    if len(q_starts) != len(kv_starts):
+        raise ValueError(f"cu_seqlens_k: {len(kv_starts)} entries, but cu_seqlens has {len(q_starts)}")
+    return Mask(options.window, q_starts, kv_starts)
 
 
 def as_starts(name: str, starts: Any) -> tuple[int, ...]:

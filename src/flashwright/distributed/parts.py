@@ -33,6 +33,8 @@ class Kernels(NamedTuple):
 
     def launches(self, tiles: Sequence[Tile], batch: int) -> list[Launch]:
         """On a GPU, small tiles share launches; packed sequences have no batch."""
+        if not batch:
+            return []
         return packed_launches(tiles) if self.backend == "gpu" and batch == 1 else single_launches(tiles)
 
     def forward(
@@ -86,8 +88,8 @@ class Kernels(NamedTuple):
             from flashwright.operators.backward import differentiate_on_gpu
 
             differentiate_on_gpu(
-                do, dlse, q, k, v, out, lse, options, config=self.config, deterministic=self.deterministic, sums=sums,
-                **_packing(launch, q),
+                do, dlse, q, k, v, out, lse, options, config=self.config, family=self.family,
+                deterministic=self.deterministic, sums=sums, **_packing(launch, q),
             )  # fmt: skip
         else:
             from flashwright.operators.recorded import SimulatedCall

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flashwright.distributed.heads import HeadExchange, HeadShares
+from flashwright.distributed.ranks import Ranks
 from flashwright.distributed.sequence import SharedSequence
-from flashwright.distributed.transport import Transport
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -20,8 +20,7 @@ class RankCall:
     """Heads are exchanged for rows first, where ranks share heads; the ranks that then hold the same heads share the
     sequence."""
 
-    whole: Transport
-    """All ranks of the call."""
+    ranks: Ranks
     sequence: SharedSequence
     heads: HeadExchange | None = None
     shares: HeadShares | None = None
@@ -29,7 +28,7 @@ class RankCall:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Output, log-sum-exp, and what the backward needs."""
-        with self.whole.failing_together():
+        with self.ranks.failing_together():
             q_heads = q.shape[1]
             if self.heads is not None and self.shares is not None:
                 shares = self.shares
@@ -47,7 +46,7 @@ class RankCall:
 
     def backward(self, do: Tensor, dlse: Tensor | None, kept: tuple[Tensor, ...], heads: tuple[int, int]) -> Gradients:
         """`heads`: those of q, and of k and v, in all."""
-        with self.whole.failing_together():
+        with self.ranks.failing_together():
             q, k, v, out, lse = kept
             if self.heads is not None and self.shares is not None:
                 outputs = [(do, self.shares.q)] if dlse is None else [(do, self.shares.q), (dlse, self.shares.q)]
@@ -86,7 +85,7 @@ class DistributedAttention(torch.autograd.Function):
         out, lse, kept = call.forward(q, k, v)
         ctx.save_for_backward(*kept)
         ctx.call = call
-        ctx.heads = (q.shape[1], k.shape[1])
+        ctx.shape, ctx.kv_heads = q.shape, k.shape[1]
         ctx.set_materialize_grads(False)
         if not call.needs_lse:
             ctx.mark_non_differentiable(lse)
@@ -99,8 +98,7 @@ class DistributedAttention(torch.autograd.Function):
         kept = ctx.saved_tensors
         # Ranks exchange the same messages, whichever gradients each of them has.
         if grad_out is None:
-            assert grad_lse is not None
-            grad_out = grad_lse.new_zeros((*grad_lse.shape, kept[0].shape[3]), dtype=kept[0].dtype)
+            grad_out = kept[0].new_zeros(ctx.shape)
         if grad_lse is None and call.needs_lse:
-            grad_lse = grad_out.new_zeros(grad_out.shape[:3], dtype=kept[4].dtype)
-        return None, *call.backward(grad_out, grad_lse, kept, ctx.heads)
+            grad_lse = grad_out.new_zeros(ctx.shape[:3], dtype=kept[4].dtype)
+        return None, *call.backward(grad_out, grad_lse, kept, (ctx.shape[1], ctx.kv_heads))

@@ -23,7 +23,7 @@ UNSHARDED = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "ma
 
 
 def shard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG) -> Tensor:
-    """This rank's rows of a tensor that every rank has, along `dim`; any length will do.
+    """This rank's rows of a tensor that every rank has, along `dim`, contiguous; any length will do.
 
     `group` and `layout` are those of `attention`. Differentiable: the gradient of x is 0 in the rows of other ranks.
     """
@@ -40,7 +40,7 @@ def unshard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG, len
     whole is added, so the loss is the sum of all ranks' losses.
     """
     ranks = Ranks.of(group)
-    with ranks.whole.failing_together():
+    with ranks.failing_together():
         dim = _dimension(x, dim)
         if length is None:
             length = sum(rows for (rows,) in ranks.whole.gathered([x.shape[dim]], x.device))
@@ -50,6 +50,7 @@ def unshard(x: Tensor, dim: int, group: Any = None, layout: Layout = ZIGZAG, len
                 f"x: {x.shape[dim]} rows along dimension {dim}, but of {length} rank {ranks.index} of {ranks.size} "
                 f"holds {expected} in this layout"
             )
+        ranks.connect(x.device)
     return _Unshard.apply(x, dim, ranks, by_rank)
 
 
@@ -102,8 +103,8 @@ def _dimension(x: Any, dim: Any, name: str = "x") -> int:
 def _rows_of(x: Tensor, dim: int, chunks: tuple[Chunk, ...]) -> Tensor:
     parts = [x.narrow(dim, chunk.start, chunk.length) for chunk in chunks]
     if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0)
+        return parts[0].contiguous()  # on all ranks alike: those with several chunks have a copy, too
+    return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0).contiguous()
 
 
 class _Unshard(torch.autograd.Function):
@@ -123,11 +124,8 @@ def _gathered(x: Tensor, dim: int, ranks: Ranks, by_rank: Holdings) -> Tensor:
     parts = [mine.new_empty((local_rows(chunks), *mine.shape[1:])) for chunks in by_rank]
     parts[ranks.index] = mine
     others = [rank for rank in range(ranks.size) if rank != ranks.index]
-    with ranks.whole.failing_together():
-        places = ranks.places
-        ranks.whole.start(
-            [(places[rank], mine) for rank in others], [(places[rank], parts[rank]) for rank in others]
-        ).wait()
+    with ranks.failing_together():
+        ranks.whole.start([(rank, mine) for rank in others], [(rank, parts[rank]) for rank in others]).wait()
     whole = mine.new_empty((sum(map(local_rows, by_rank)), *mine.shape[1:]))
     for part, chunks in zip(parts, by_rank, strict=True):
         row = 0
@@ -140,16 +138,12 @@ def _gathered(x: Tensor, dim: int, ranks: Ranks, by_rank: Holdings) -> Tensor:
 def _added(gradient: Tensor, dim: int, ranks: Ranks, by_rank: Holdings) -> Tensor:
     """Every rank's gradient of this rank's rows, added."""
     rows = gradient.movedim(dim, 0)
-    going = [_rows_of(rows, 0, chunks).contiguous() for chunks in by_rank]
+    going = [_rows_of(rows, 0, chunks) for chunks in by_rank]
     mine = going[ranks.index]
     others = [rank for rank in range(ranks.size) if rank != ranks.index]
     coming = [torch.empty_like(mine) for _ in others]
-    with ranks.whole.failing_together():
-        places = ranks.places
-        ranks.whole.start(
-            [(places[rank], going[rank]) for rank in others],
-            [(places[rank], part) for rank, part in zip(others, coming, strict=True)],
-        ).wait()
+    with ranks.failing_together():
+        ranks.whole.start([(rank, going[rank]) for rank in others], list(zip(others, coming, strict=True))).wait()
     total = mine.to(torch.promote_types(mine.dtype, torch.float32))
     for part in coming:
         total = total + part

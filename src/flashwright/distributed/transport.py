@@ -6,8 +6,8 @@ memory, copied on a second stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,18 +29,28 @@ class RankFailure(RuntimeError):
 class Transport:
     """The ranks of one group, as this one sees them."""
 
-    def __init__(self, group: Any = None) -> None:
+    group: Any
+
+    def __init__(self, group: Any = None, members: Sequence[int] | None = None) -> None:
+        """`members`: the ranks of the default group that it has, in the order in which they are counted here; by
+        default the group's own."""
         import torch.distributed as dist
 
         self._dist = dist
-        self.group = group
         connected = dist.is_available() and dist.is_initialized()
-        if group is not None and not connected:
-            raise ValueError("group: torch.distributed is not initialised; call torch.distributed.init_process_group")
-        self.size: int = dist.get_world_size(group) if connected else 1
-        self.rank: int = dist.get_rank(group) if connected else 0
-        if self.rank < 0:
-            raise ValueError(f"group: rank {dist.get_rank()} of the default group is not in it")
+        if not connected:
+            if group is not None:
+                raise ValueError(
+                    "group: torch.distributed is not initialised; call torch.distributed.init_process_group"
+                )
+            self.group, self._members, self.size, self.rank = None, [0], 1, 0
+            return
+        self.group = dist.group.WORLD if group is None else group
+        me = dist.get_rank()
+        if dist.get_rank(self.group) < 0:
+            raise ValueError(f"group: rank {me} of the default group is not in it")
+        self._members = list(dist.get_process_group_ranks(self.group) if members is None else members)
+        self.size, self.rank = len(self._members), self._members.index(me)
 
     @classmethod
     def alone(cls) -> Transport:
@@ -56,14 +66,14 @@ class Transport:
         if not outgoing and not incoming:
             return Pending(self, [])
         tensor = (outgoing or incoming)[0][1]
-        if tensor.is_cuda and not self._sends_from_gpu(tensor):
+        if tensor.is_cuda and not self._has_nccl():
             return _through_host(self, outgoing, incoming)
         return Pending(self, self.post(outgoing, incoming), keep=(outgoing, incoming))
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
         dist = self._dist
         operations = [
-            dist.P2POp(operation, tensor, self._global(rank), self.group)
+            dist.P2POp(operation, tensor, self._members[rank], self.group)
             for operation, messages in ((dist.isend, sends), (dist.irecv, receives))
             for rank, tensor in messages
         ]
@@ -85,69 +95,60 @@ class Transport:
             self._dist.all_gather(found, mine, group=self.group)
         except RuntimeError as error:
             raise self.failure(error) from error
-        return torch.stack(found).tolist()
+        by_group_rank = torch.stack(found).tolist()
+        return [by_group_rank[self._dist.get_group_rank(self.group, member)] for member in self._members]
 
-    def _global(self, rank: int) -> int:
-        return rank if self.group is None else int(self._dist.get_global_rank(self.group, rank))
+    def connect(self, device: torch.device) -> None:
+        """Every rank calls it before messages, whether it has any or not: NCCL connects the ranks of a group when all
+        of them take part in something; later messages may concern some of them only."""
+        if self.size > 1 and device.type == "cuda" and self._has_nccl():
+            _connect_all(self.group, device)
 
     def _has_nccl(self) -> bool:
-        return "nccl" in str(self._dist.get_backend(self.group)) or "cuda:nccl" in str(
-            self._dist.get_backend_config(self.group)
-        )
+        return self._backend_of("cuda") == "nccl"
 
-    def _sends_from_gpu(self, tensor: torch.Tensor) -> bool:
-        if not self._has_nccl():
-            return False
-        _connect_all(self.group, tensor.device)
-        return True
+    def _backend_of(self, device_type: str) -> str | None:
+        """What carries tensors of such a device."""
+        config = str(self._dist.get_backend_config(self.group))  # "cpu:gloo,cuda:nccl"
+        return dict(pair.split(":") for pair in config.split(",")).get(device_type)
 
     # --- Failures ----------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def failing_together(self) -> Iterator[None]:
-        """An error of this rank reaches all others, which wait for messages, as a `RankFailure`."""
-        try:
-            yield
-        except RankFailure:
-            self._tell("a message did not arrive")
-            raise
-        except Exception as error:
-            self._tell(f"{type(error).__name__}: {error}")
-            raise
-
     def failure(self, error: Exception) -> RankFailure:
-        """What to raise where a message failed: the other rank's reason, where it gave one."""
-        reason = self._told()
-        where = f"rank {self.rank} of {self.size}"
-        if reason is not None:
-            return RankFailure(f"{where} stops, because {reason}. The process group is of no further use.")
-        return RankFailure(f"{where}: another rank failed or did not answer in time ({error})")
+        """What to raise where a message failed."""
+        return RankFailure(f"another rank failed or did not answer in time ({error})")
 
-    def _tell(self, reason: str) -> None:
-        """Leaves the reason where others look, and closes the connections, so that none waits for a message."""
-        if self.size == 1:
-            return
-        if self._told() is None:
-            self._store().set(FAILURE_KEY, f"rank {self.rank} failed: {reason}")
-        if self._has_nccl():
-            return  # the other ranks end by the group's timeout
-        import torch
+    def tell(self, reason: str) -> None:
+        """Leaves the reason where the other ranks look, unless one of them did."""
+        if self.size > 1 and self.told() is None:
+            with suppress(RuntimeError, ValueError):  # the store was another rank's, which is gone
+                self._store().set(self._failure_key, reason)
 
-        for rank in range(self.size):
-            if rank == self.rank:
-                continue
-            try:
-                work = self._dist.irecv(torch.empty(1), src=self._global(rank), group=self.group, tag=_CLOSING_TAG)
-                work.wait(timedelta(milliseconds=1))  # gloo closes a connection whose wait ran out
-            except RuntimeError:
-                pass
-
-    def _told(self) -> str | None:
+    def told(self) -> str | None:
+        """Why a rank of the group failed, if one has told."""
         try:
             store = self._store()
-            return store.get(FAILURE_KEY).decode() if store.check([FAILURE_KEY]) else None
-        except (RuntimeError, ValueError):  # the store was another rank's, which is gone
+            return store.get(self._failure_key).decode() if store.check([self._failure_key]) else None
+        except (RuntimeError, ValueError):
             return None
+
+    def close(self) -> None:
+        """Closes gloo's connections, so that no rank waits for a message. Those that NCCL connects end by the group's
+        timeout."""
+        import torch
+
+        if self.size == 1 or self._backend_of("cpu") != "gloo":
+            return
+        for rank, member in enumerate(self._members):
+            if rank == self.rank:
+                continue
+            with suppress(RuntimeError):
+                work = self._dist.irecv(torch.empty(1), src=member, group=self.group, tag=_CLOSING_TAG)
+                work.wait(timedelta(milliseconds=1))  # gloo closes a connection whose wait ran out
+
+    @property
+    def _failure_key(self) -> str:
+        return f"{FAILURE_KEY}/{self.group.group_name}"
 
     def _store(self) -> Any:
         return self._dist.distributed_c10d._get_default_store()
@@ -221,7 +222,6 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 @lru_cache(maxsize=64)
 def _connect_all(group: Any, device: torch.device) -> None:
-    """NCCL connects the ranks of a group when all of them call it; later messages may concern some of them only."""
     import torch
     import torch.distributed as dist
 

@@ -135,16 +135,26 @@ def visible_part(queries: Piece, keys: Piece, mask: Mask) -> Tile | None:
 
 
 def needed(queries: Iterable[Piece], keys: Iterable[Piece], mask: Mask) -> list[Piece]:
-    """Of each piece of keys, from the first to the last key that any of the queries attends to."""
+    """Of each piece of keys, those that any of the queries attends to."""
     by_sequence = defaultdict(list)
     for piece in queries:
         by_sequence[piece.sequence].append(piece)
     found = []
     for piece in keys:
         seen = [tile.keys for each in by_sequence[piece.sequence] if (tile := visible_part(each, piece, mask))]
-        if seen:
-            first, last = min(span.start for span in seen), max(span.stop for span in seen)
+        for first, last in _united(seen):
             found.append(Piece(first, piece.start + first - piece.first, last - first, piece.sequence))
+    return found
+
+
+def _united(spans: Iterable[Span]) -> list[Span]:
+    """The same rows, each once, in few spans."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        if found and span.start <= found[-1].stop:
+            found[-1] = Span(found[-1].start, max(found[-1].stop, span.stop))
+        else:
+            found.append(span)
     return found
 
 

@@ -61,19 +61,21 @@ def differentiate_on_gpu(
     options: AttentionOptions,
     *,
     config: KernelConfig | str | None = None,
+    family: str | None = None,
     deterministic: bool = False,
     starts: Starts | None = None,
     packed: Packed | None = None,
     gradients: Gradients | None = None,
     sums: Gradients | None = None,
 ) -> Gradients:
-    """The kernels on checked tensors of any layout, which are not empty. `config` is the forward's, where one was
-    requested. Gradients are returned, in `gradients` if it is room for them, or added to `sums`, fp32."""
+    """The kernels on checked tensors of any layout, which are not empty. `config` is the forward's and `family` the
+    call's, where one was requested. Gradients are returned, in `gradients` if it is room for them, or added to `sums`,
+    fp32."""
     import torch
 
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     kind = backward_kind(
-        options, DType.parse(str(q.dtype)), q.device.index, family_for_gradients(config), deterministic,
+        options, DType.parse(str(q.dtype)), q.device.index, family_for_gradients(config, family), deterministic,
         accumulates=sums is not None,
     )  # fmt: skip
     if sums is not None:

@@ -126,9 +126,10 @@ def plan(problem: PlanProblem, gpu: str, tflops: tuple[float, float] | None = No
             )
     if tflops is not None and min(tflops) <= 0:
         raise ValueError(f"tflops: {tflops[0]:g}/{tflops[1]:g} is not allowed; allowed: more than 0")
-    if problem.kv_heads < 1 or problem.q_heads % problem.kv_heads:
+    if min(problem.q_heads, problem.kv_heads) < 1 or problem.q_heads % problem.kv_heads:
         raise ValueError(
-            f"heads: {problem.q_heads}/{problem.kv_heads} is not allowed; heads of k and v divide those of q"
+            f"heads: {problem.q_heads}/{problem.kv_heads} is not allowed; allowed: 1 or more, where heads of k and v "
+            "divide those of q"
         )
     model = gpu_named(gpu)
     name = model.name or model.arch
