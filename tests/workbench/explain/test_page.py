@@ -137,7 +137,7 @@ def test_names_of_phases_cross_neither_a_line_between_steps_nor_the_edge():
     root = ElementTree.fromstring(timeline_picture(replace(timeline, phases=tuple(short))))
     names = [float(e.get("x")) for e in root.iter(f"{SVG}text") if e.text == "O += PV"]
     line = LEFT + second / end * (WIDTH - LEFT - RIGHT)
-    half_of_name = 29  # in bold letters of this size
+    half_of_name = 32  # in bold letters of this size
     assert names[0] + half_of_name <= line and names[1] + half_of_name <= WIDTH
 
 
