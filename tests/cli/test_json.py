@@ -64,7 +64,7 @@ def test_json_names_its_schema_and_has_the_keys_that_are_documented(schema, monk
 
 
 def test_keys_of_a_chosen_kernel_are_documented():
-    code, out, _ = flashwright(*COMMANDS["which/1"], "--json")
+    _, out, _ = flashwright(*COMMANDS["which/1"], "--json")
     section = (ROOT / "docs/json.md").read_text("utf-8").partition("## which")[2].partition("\n## ")[0]
     document = json.loads(out)
     for key in ("gpu", "problem", "variant"):

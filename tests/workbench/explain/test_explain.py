@@ -285,6 +285,15 @@ def test_a_step_is_counted_per_thousand_scores_that_its_warp_computes():
     assert step.instructions_per_thousand_scores == round(step.instructions / 1.024)
 
 
+def test_a_step_that_later_ones_may_undercut_says_so():
+    """Where rows still find new maxima, laziness seems to cost what it saves in most steps."""
+    facts, early = explained(EAGER), "an early step, in which rows still find new maxima"
+    for operation, is_said in (("forward", True), ("decode", True), ("backward", False)):
+        (step,) = (s for s in sections(replace(facts, operation=operation)) if s.key == "simulation")
+        assert (early in step.rows[0].note) == is_said
+    assert f"The step is {early}" in config_page(explained(EAGER, turning=("eager_load_blocks",)))
+
+
 def test_figures_of_the_whole_run_are_not_among_those_of_one_step():
     tables = {section.key: {row.name for row in section.rows} for section in sections(explained(EAGER))}
     whole = {"bytes global to shared", "tensor flops", "relative error"}

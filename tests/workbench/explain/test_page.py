@@ -8,6 +8,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def test_names_of_phases_cross_neither_a_line_between_steps_nor_the_edge():
     root = ElementTree.fromstring(timeline_picture(replace(timeline, phases=tuple(short))))
     names = [float(e.get("x")) for e in root.iter(f"{SVG}text") if e.text == "O += PV"]
     line = LEFT + second / end * (WIDTH - LEFT - RIGHT)
-    half_of_name = 29  # in bold letters of this size
+    half_of_name = 32  # in bold letters of this size
     assert names[0] + half_of_name <= line and names[1] + half_of_name <= WIDTH
 
 
@@ -369,6 +370,15 @@ def test_neither_on_pages_of_other_kernels(browser_page, tmp_path, configs):
     page.write_text(config_page(*facts) if len(facts) == 1 else comparison_page(compare_facts(*facts)), "utf-8")
     check_texts_and_shapes(browser_page, page)
     assert browser_page.evaluate(WITHOUT_A_HINT) == []
+
+
+def test_nor_in_the_pictures_of_the_pages_in_docs(browser_page):
+    drawn = sorted((Path(__file__).parents[3] / "docs").rglob("*.svg"))
+    assert drawn
+    for file in drawn:
+        browser_page.open(file, width=1400)
+        for found in (TEXTS_OUTSIDE_THEIR_PICTURE, OVERLAPPING_TEXTS, SHAPES_WITHOUT_A_STYLE):
+            assert browser_page.evaluate(found) == [], file.name
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward", "decode"])

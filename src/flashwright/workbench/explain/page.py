@@ -37,6 +37,7 @@ from flashwright.workbench.explain.report import (
     EFFECT_NAMES,
     Section,
     differences,
+    early_step,
     is_better,
     path_of_step,
     registers_had,
@@ -356,9 +357,11 @@ def _neighbours(facts: ConfigFacts, links: Mapping[str, str]) -> str:
         row("this config", own + note(""), "this"),
         *(_neighbour(facts.effects, each, links) for each in facts.neighbours),
     ]
+    when = early_step(facts)
     return paragraph(
         "What each knob, turned alone, would change. The first row has this config's own figures. Counts per 1,000 "
-        "scores, of one warp in the middle of the loop, compare between blocks of any size."
+        "scores, of one warp in the middle of the loop, compare between blocks of any size. "
+        + (f"The step is {when}." if when else "")
     ) + wide_table(["change", *(f"#Δ {name}" for name in EFFECT_NAMES.values()), "filter"], rows, "neighbours")
 
 

@@ -256,7 +256,8 @@ def _step(facts: ConfigFacts) -> Iterator[Row]:
     if facts.simulation is None:
         return
     step = facts.simulation.step
-    yield Row("instructions", step.instructions, "executed by the warp")
+    note = "; ".join(part for part in ("executed by the warp", early_step(facts)) if part)
+    yield Row("instructions", step.instructions, note)
     yield Row(
         "instructions per 1,000 scores",
         step.instructions_per_thousand_scores,
@@ -273,6 +274,13 @@ def _step(facts: ConfigFacts) -> Iterator[Row]:
         )
     of_whom = "wavefronts beyond the ideal" if step.shared else "the warp itself reads and writes no shared memory"
     yield Row("bank conflicts", step.bank_conflicts, of_whom)
+
+
+def early_step(facts: ConfigFacts) -> str:
+    """What a later step may do less of than the counted one; nothing where there is no online softmax."""
+    if facts.operation == "backward":
+        return ""
+    return "an early step, in which rows still find new maxima: later ones of lazy kernels may execute fewer"
 
 
 def _run(facts: ConfigFacts) -> Iterator[Row]:

@@ -19,6 +19,8 @@ LANE, LANE_MARK = 26, 16
 TICK = 100
 NARROWEST_MARK = 1.6
 LETTER, BOLD_LETTER = 7.4, 8.4
+AWAY = 4
+"""Between a name and a line."""
 BEGIN, END = LEFT / WIDTH, (WIDTH - RIGHT) / WIDTH
 """Where the first instruction begins and the last ends, as shares of the picture's width."""
 RARE_MARK = 4
@@ -215,8 +217,8 @@ def _within_step(phase: Phase, timeline: Timeline, scale: float, half: float) ->
     middle = (phase.start + phase.end) / 2
     begin = max((start for start in timeline.step_starts if start <= middle), default=0)
     ends = (_x(start, scale) for start in timeline.step_starts if middle < start < timeline.instructions)
-    room = _x(begin, scale) + half, min(ends, default=WIDTH) - half
-    return min(max(_x(middle, scale), room[0]), room[1])
+    least, most = _x(begin, scale) + half, min(ends, default=WIDTH) - half
+    return min(max(_x(middle, scale), least + AWAY), most - AWAY)
 
 
 def _steps(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
