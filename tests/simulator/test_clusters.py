@@ -107,6 +107,38 @@ def test_memory_of_a_block_that_has_ended_is_out_of_bounds() -> None:
     assert caught.value.kind == "out-of-bounds"
 
 
+WHILE_OTHERS_ACCESS = {
+    "load": "out[b * 32 + t] = load_remote(map(addr(s), rank() ^ 1) + 4 * t);",
+    "store": "store_remote(map(addr(s), rank() ^ 1) + 4 * t, b);",
+    "arrival": """asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
+        :: "r"(map(addr(&bar), rank() ^ 1)) : "memory");""",
+    "copy": """if (t == 0) { expect(addr(&bar), 128); asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];"
+        :: "r"(map(addr(r), rank() ^ 1)), "r"(addr(s)), "r"(map(addr(&bar), rank() ^ 1)) : "memory"); }
+        if (t) arrive(addr(&bar)); wait(addr(&bar), 0);""",
+}
+
+
+@pytest.mark.parametrize("access", WHILE_OTHERS_ACCESS)
+def test_a_block_begins_before_others_access_its_memory_and_ends_after(access: str) -> None:
+    body = f"""__shared__ __align__(16) u32 s[32], r[32]; __shared__ u64 bar;
+    s[t] = b; if (t == 0) {{ init(addr(&bar), 32); init_fence(); }} proxy_fence(); BEGIN __syncthreads();
+    {WHILE_OTHERS_ACCESS[access]} END"""
+    run(body.replace("BEGIN", "cluster_sync();").replace("END", "cluster_sync();"), 128)
+    for begin, end, what in (("cluster_sync();", "", "may have ended"), ("", "cluster_sync();", "may not have begun")):
+        with pytest.raises(SimulationError, match=what) as caught:
+            run(body.replace("BEGIN", begin).replace("END", end), 128)
+        assert caught.value.kind == "race" and caught.value.source_line is not None
+
+
+def test_a_block_may_end_when_an_mbarrier_has_told_it_of_all_accesses() -> None:
+    body = """__shared__ u32 s[32]; __shared__ u64 bar; s[t] = b; if (t == 0) { init(addr(&bar), 32); init_fence(); }
+    cluster_sync(); out[b * 32 + t] = load_remote(map(addr(s), rank() ^ 1) + 4 * t);
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];"
+        :: "r"(map(addr(&bar), rank() ^ 1)) : "memory"); wait(addr(&bar), 0);"""
+    assert run(body, 128).tolist() == [b ^ 1 for b in range(4) for _ in range(32)]
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "message"),
     [

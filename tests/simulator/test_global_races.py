@@ -345,3 +345,55 @@ def test_a_strong_write_that_was_observed_comes_before_plain_accesses(reader: in
     run = launch(COUNTER.format(wait=WAIT_FOR_ALL, reader=reader), 6, 64, zeros(6))
     assert run.args[0].tolist() == [6] * 6
     expect_race(COUNTER.format(wait="", reader=reader), 6, 64, zeros(6))
+
+
+# --- Writes of the copy engine --------------------------------------------------------------------------------------
+
+BULK_MESSAGE = """
+extern "C" __global__ void pass(float *data, int *flag, float *out) {{
+    __shared__ alignas(16) float s[64];
+    if (blockIdx.x == 0) {{
+        s[threadIdx.x] = threadIdx.x + 1;
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncthreads();
+        if (threadIdx.x == 0) {{
+            asm volatile("{copy} [%0], [%1], 256;"
+                         :: "l"(data), "r"((unsigned)__cvta_generic_to_shared(s)) : "memory");
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+            asm volatile("{wait}" ::: "memory");
+            store_release(flag, 1);
+        }}
+    }} else {{
+        if (threadIdx.x == 0) while (load_acquire(flag) == 0) {{}}
+        __syncthreads();
+        out[threadIdx.x] = data[threadIdx.x];
+    }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "copy",
+    (
+        "cp.async.bulk.global.shared::cta.bulk_group",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
+    ),
+)
+def test_a_bulk_write_may_be_released_when_it_is_complete_not_when_it_has_been_read(copy):
+    arrays = np.zeros(64, np.float32), zeros(1), np.zeros(64, np.float32)
+    complete, read = (f"cp.async.bulk.wait_group{modifier} 0;" for modifier in ("", ".read"))
+    done = launch(GPU_SCOPE + BULK_MESSAGE.format(copy=copy, wait=complete), 2, 64, *arrays, arch="sm_90")
+    assert np.array_equal(done.args[2], np.arange(64) + 1)
+    with pytest.raises(SimulationError) as caught:
+        launch(GPU_SCOPE + BULK_MESSAGE.format(copy=copy, wait=read), 2, 64, *arrays, arch="sm_90")
+    assert caught.value.kind == "global-race" and caught.value.source_line is not None
+    assert caught.value.other is not None and copy in caught.value.other.instruction
+
+
+def test_a_bulk_write_that_is_not_waited_for_comes_last():
+    source = GPU_SCOPE + BULK_MESSAGE.format(
+        copy="cp.async.bulk.global.shared::cta.bulk_group", wait="cp.async.bulk.wait_group.read 0;"
+    )
+    arrays = np.zeros(64, np.float32), zeros(1), np.zeros(64, np.float32)
+    done = launch(source, 2, 64, *arrays, arch="sm_90", check_hazards=False)
+    assert not done.args[2].any() and np.array_equal(done.args[0], np.arange(64) + 1)

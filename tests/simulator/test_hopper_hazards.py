@@ -22,13 +22,13 @@ KERNEL = r"""
 D void fill(u32 tile, const Map &map, u32 barrier) { expect(barrier, 8192); load2(tile, map, barrier, 0, 0); }
 extern "C" __global__ void k(const __grid_constant__ Map in, const __grid_constant__ Map target, float *out) {
   extern __shared__ __align__(1024) char s[];
-  __shared__ u64 bars[4];
-  const u32 full = addr(bars), full2 = full + 8, empty = full + 16, fresh = full + 24;
+  __shared__ u64 bars[5];
+  const u32 full = addr(bars), full2 = full + 8, empty = full + 16, fresh = full + 24, fresh2 = full + 32;
   const u32 t0 = addr(s), t1 = t0 + 8192;
   const int t = threadIdx.x, lane = t % 32, warp = t / 32;
   float d[4] = {0, 0, 0, 0}, e[4] = {0, 0, 0, 0};
   u32 a[4] = {0, 0, 0, 0};
-  if (t == 0) { init(full, 1); init(full2, 1); init(empty, 4); init_fence(); }
+  if (t == 0) { init(full, 1); init(full2, 1); init(empty, 4); init(fresh2, 4); init_fence(); }
   __syncthreads();
   BODY
   for (int i = 0; i < 4; ++i) out[4 * t + i] = d[i] + e[i];
@@ -45,6 +45,10 @@ REFILL = "if (t == 0) fill(t0, in, full);\n"
 FILL = "for (int i = t; i < 1024; i += 160) ((uint4 *)s)[i] = make_uint4(0, 0, 0, i);\n"
 BULK_STORE = "if (t == 0) { store2(t0, target, 0, 0); bulk_commit(); bulk_wait_read(); }\n"
 UNFINISHED_BULK_STORE = "if (t == 0) { store2(t0, target, 0, 0); bulk_commit(); }\n"
+BULK_STORE_OF_WRITTEN = (
+    'else if (t == 128) { wait(empty, 0); asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 512;"'
+    ' :: "l"(out), "r"(t0) : "memory"); bulk_commit(); bulk_wait_read(); }\n'
+)
 ASYNC_FILL = (
     "for (int i = t; i < 1024; i += 160)"
     'asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(t0 + 16 * i), "l"(out));'
@@ -153,6 +157,35 @@ TWINS = [
         faulty=refilled(WAIT + RELEASE + LOAD, before_refill="wait(empty, 0);"),
         correct=refilled(WAIT + LOAD + "__syncwarp();" + RELEASE, before_refill="wait(empty, 0);"),
         words=("bulk copy while another thread may still read", "read by warp"),
+    ),
+    Twins(
+        "one lane releases what others of its warp may not have read",
+        "race",
+        faulty=refilled(WAIT + LOAD + RELEASE, before_refill="wait(empty, 0);"),
+        correct=refilled(WAIT + LOAD + "__syncwarp();" + RELEASE, before_refill="wait(empty, 0);"),
+        words=("bulk copy while another thread may still read", "read by warp"),
+    ),
+    Twins(
+        "one lane speaks for what others of its warp have written",
+        "race",
+        faulty=warpgroup(STORE + "proxy_fence();" + RELEASE) + BULK_STORE_OF_WRITTEN,
+        correct=warpgroup(STORE + "proxy_fence(); __syncwarp();" + RELEASE) + BULK_STORE_OF_WRITTEN,
+        words=("bulk store not ordered after a write by another thread", "write by warp"),
+    ),
+    Twins(
+        "one lane tells of something else, then of what others of its warp have written and fenced",
+        "race",
+        faulty=warpgroup(STORE + "proxy_fence(); if (lane == 0) arrive(fresh2);" + RELEASE) + BULK_STORE_OF_WRITTEN,
+        correct=warpgroup(STORE + "proxy_fence(); if (lane == 0) arrive(fresh2); __syncwarp();" + RELEASE)
+        + BULK_STORE_OF_WRITTEN,
+        words=("bulk store not ordered after a write by another thread",),
+    ),
+    Twins(
+        "an arrival that may count for the phase before",
+        "race",
+        faulty=warpgroup(RELEASE + "__syncwarp();" + RELEASE + "wait(empty, 1);"),
+        correct=warpgroup(RELEASE + "wait(empty, 0);" + RELEASE + "wait(empty, 1);"),
+        words=("not ordered after the end of its phase before",),
     ),
     Twins(
         "accumulators read before the wait",

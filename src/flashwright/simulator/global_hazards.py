@@ -27,7 +27,7 @@ import numpy as np
 
 from .architecture import WARP_SIZE
 from .errors import ErrorKind, OtherParty
-from .hazards import TICK, WarpClocks
+from .hazards import TICK, RecentAccesses, WarpClocks
 from .memory.windows import GLOBAL_BASE
 from .memory_order import RELAXED, Observations, Ordering, distinct_pairs
 
@@ -42,6 +42,7 @@ _WARP_SHIFT, _PC_SHIFT, _STAMP_SHIFT = 2, 16, 35
 _WARP_MASK = np.int64(MAX_WARPS - 1)
 _WARP_FIELD = _WARP_MASK << np.int64(_WARP_SHIFT)
 _PC_MASK = (1 << (_STAMP_SHIFT - _PC_SHIFT)) - 1
+_NEVER = np.int64(((1 << 26) - 1) << _STAMP_SHIFT)  # a stamp that nobody has seen
 _TICK_SHIFT = int(TICK).bit_length() - 1
 _KEPT_FENCES = 4  # of each warp: others may have seen an older one than its last
 
@@ -215,12 +216,22 @@ class _Access:
     warps: np.ndarray  # of the wave
     data: np.ndarray | None
     ordering: Ordering | None
+    thread: int | None = None  # which has the copy engine access all of it
 
     @property
     def flags(self) -> np.int64:
         if self.ordering is None:
             return np.int64(0)
         return _STRONG | _WIDE if self.ordering.is_wide else _STRONG
+
+
+@dataclass(frozen=True)
+class BulkWrite:
+    """By the copy engine: the granules, and what they remember until the thread that started it has waited for it."""
+
+    granules: np.ndarray
+    record: np.int64
+    warp: int
 
 
 class GlobalHazards:
@@ -238,6 +249,7 @@ class GlobalHazards:
         self._last_loads: dict[int, tuple[int, np.ndarray | None, np.ndarray]] = {}
         self._looks_for_sums = wave.hazard_policy.looks_for("unordered-sum")
         self._observations = Observations(clocks)
+        self._recent = RecentAccesses(clocks) if clocks.parties.is_asynchronous else None
 
     def fence(self, warps: np.ndarray, is_wide: bool) -> None:
         """A fence of memory by these warps, of gpu scope or of their block's."""
@@ -268,8 +280,60 @@ class GlobalHazards:
             shadow.writes[granules] = record
             shadow.writes[granules[unchanged]] = 0
             self._check_same_instruction(access, record)
+        if self._recent is not None:
+            lanes = self._wave.lane if self._wave.lanes is None else self._wave.lane[self._wave.lanes]
+            lanes = np.repeat(lanes, access.parts) if access.parts > 1 else lanes
+            self._recent.add(granules, access.warps, lanes, what in ("load", "async-copy"))
         if access.ordering is not None and access.ordering.is_flag:
             self._order.access(access.ordering, what, access.warps, granules)
+
+    def leave_behind(self, warp: int, lanes: np.ndarray, now: int) -> bool:
+        """These lanes of a warp ([lane] of bool) arrive somewhere: what others did since all met counts as done now.
+
+        Whether there was any.
+        """
+        if self._recent is None:
+            return False
+        is_moved = False
+        met, stamp = (np.int64(time >> _TICK_SHIFT) for time in (self._clocks.met[warp], now))
+        for granules, is_read in self._recent.of_others(warp, lanes):
+            records = self._shadow.reads if is_read else self._shadow.writes
+            found = records[granules]
+            stamps = found >> _STAMP_SHIFT
+            is_mine = (found >> _WARP_SHIFT) & _WARP_MASK == self._first_warp + warp
+            chosen = is_mine & (stamps >= met) & (stamps < stamp) & (found != 0)
+            if chosen.any():
+                rest = np.int64((1 << _STAMP_SHIFT) - 1)
+                records[granules[chosen]] = (stamp << np.int64(_STAMP_SHIFT)) | (found[chosen] & rest)
+                is_moved = True
+        return is_moved
+
+    def bulk_write(self, thread: int, starts: np.ndarray, length: int, ordering: Ordering | None) -> BulkWrite | None:
+        """Check a write that the copy engine makes for a thread, ``length`` bytes from each of ``starts`` on.
+
+        Nobody is ordered after it until the thread has waited for it (`complete`). None: it is not made of granules.
+        """
+        granule = self._shadow.granule
+        if length % granule or (starts % granule).any():
+            return None
+        self._shadow.version += 1
+        addresses = (starts[:, None] + np.arange(0, length, granule)).ravel()
+        granules = (addresses - GLOBAL_BASE) >> self._shift
+        warp = thread // WARP_SIZE
+        warps = np.full(granules.size, warp)
+        access = _Access("bulk write", addresses, 1, granules, warps, None, ordering, thread)
+        me = np.int64((self._first_warp + warp) << _WARP_SHIFT)
+        for records, earlier in ((self._shadow.writes[granules], "write"), (self._shadow.reads[granules], "read")):
+            self._compare(access, records, np.full(granules.size, me), earlier)
+        record = _NEVER | me | access.flags | np.int64(min(self._wave.pc, _PC_MASK) << _PC_SHIFT)
+        self._shadow.writes[granules] = record
+        return BulkWrite(granules, record, warp)
+
+    def complete(self, write: BulkWrite) -> None:
+        """The thread has waited until it was made: it is one of the thread's own by now."""
+        own = np.int64(self._clocks.own()[write.warp] >> np.int64(_TICK_SHIFT)) << np.int64(_STAMP_SHIFT)
+        kept = write.granules[self._shadow.writes[write.granules] == write.record]
+        self._shadow.writes[kept] = (write.record & ~_NEVER) | own
 
     def _is_repeated(self, addresses: np.ndarray) -> bool:
         """Whether the active threads, maybe spinning, have just made this load, and nothing was written since."""
@@ -405,7 +469,7 @@ class GlobalHazards:
             self._wave.hazard(
                 kind,
                 detail,
-                self._wave.thread_at(position),
+                self._wave.thread_at(position) if access.thread is None else access.thread,
                 int(access.addresses[position]),
                 self._other(record, earlier),
                 count=count,

@@ -16,6 +16,7 @@ A record of an access is one 64-bit number, so that one comparison decides:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ class WarpClocks:
         self.seen = np.full((warps, parties.columns), TICK)
         self._own = np.arange(warps) % warps_per_block
         self._all = np.arange(warps)
+        self.met = np.full(warps, TICK)
+        """Stamp of each warp when its lanes last met: what they did before is ordered before what any of them does."""
 
     @property
     def columns(self) -> int:
@@ -75,6 +78,11 @@ class WarpClocks:
         """Warp-level synchronisation: later accesses of these warps are ordered after their earlier ones."""
         index: np.ndarray = self._all[warps]
         self.seen[index, self._own[index]] += TICK
+
+    def meet(self, warps: np.ndarray | slice | int) -> None:
+        """All lanes of these warps are at a barrier."""
+        index: np.ndarray = self._all[warps]
+        self.met[index] = self.seen[index, self._own[index]]
 
     def fence_proxy(self, warps: np.ndarray | slice) -> None:
         """Asynchronous parties ordered after this will see what these warps wrote, and have seen, before it."""
@@ -117,10 +125,12 @@ class WarpClocks:
         by_block = self.seen.reshape(-1, self._per_block, self.columns)
         if threads is None:
             self.seen[self._all, self._own] += TICK
+            self.meet(slice(None))
             by_block[:] = by_block.max(axis=1, keepdims=True)
             return
         takes_part: np.ndarray = np.any(threads.reshape(-1, self._per_block, WARP_SIZE), axis=2)
         self.advance(np.flatnonzero(takes_part))
+        self.meet(np.flatnonzero(takes_part))
         takes_part = takes_part[:, :, None]
         known = np.where(takes_part, by_block, 0).max(axis=1, keepdims=True)
         by_block[:] = np.where(takes_part, np.maximum(by_block, known), by_block)
@@ -157,6 +167,34 @@ def one_per_place(records: np.ndarray, accesses: np.ndarray, kinds: np.ndarray |
     return sorted(zip(first.tolist(), counts.tolist(), strict=True))
 
 
+class RecentAccesses:
+    """Of each warp, since its lanes last met: what a lane alone cannot tell others of."""
+
+    _LIMIT = 256  # of a warp; older ones are forgotten
+
+    def __init__(self, clocks: WarpClocks) -> None:
+        self._clocks = clocks
+        # By warp: (its stamp, granules, warp and lane of each, whether they were read).
+        self._by_warp: dict[int, list[tuple[int, np.ndarray, np.ndarray, np.ndarray, bool]]] = {}
+
+    def add(self, granules: np.ndarray, warps: np.ndarray, lanes: np.ndarray, is_read: bool) -> None:
+        stamps, met = self._clocks.own(), self._clocks.met
+        for warp in np.unique(warps).tolist():
+            known = self._by_warp.setdefault(warp, [])
+            if known and (known[-1][0] < met[warp] or len(known) >= self._LIMIT):
+                known.clear()
+            known.append((int(stamps[warp]), granules, warps, lanes, is_read))
+
+    def of_others(self, warp: int, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """(granules, whether they were read) of accesses by other lanes of the warp than these ([lane] of bool)."""
+        met = self._clocks.met[warp]
+        for stamp, granules, warps, own_lanes, is_read in self._by_warp.get(warp, ()):
+            if stamp >= met:
+                others = (warps == warp) & ~lanes[own_lanes]
+                if others.any():
+                    yield granules[others], is_read
+
+
 class HazardTracker:
     """Shadow state of a wave's shared memory."""
 
@@ -171,6 +209,7 @@ class HazardTracker:
         self.clocks = WarpClocks(wave.warps, wave.warps_per_block, self.parties)
         self.order = MemoryOrder(self.clocks)
         self._observations = Observations(self.clocks)
+        self._recent = RecentAccesses(self.clocks) if self.parties.is_asynchronous else None
         self._thread_warp = np.arange(wave.threads) // WARP_SIZE
         self.thread_id = (wave.warp_in_block.astype(np.int64) << PARTY_SHIFT) | wave.lane
 
@@ -199,8 +238,42 @@ class HazardTracker:
             self.writes[granules] = record
             if access.ordering is None:
                 self._check_same_instruction(access, granules, record, parts)
+        if self._recent is not None and access.kind != "async-copy":
+            self._recent.add(granules, warp, me & (WARP_SIZE - 1), access.kind == "load")
         if access.ordering is not None:
             self._synchronise(access, access.ordering, warp, granules)
+
+    def publish_lanes(self, warp: int, lanes: np.ndarray) -> np.ndarray:
+        """These lanes of a warp ([lane] of bool) arrive somewhere: what they have done, and the warp has seen.
+
+        What the other lanes did since all met is not ordered before: it counts as done after the arrival.
+        """
+        clock = self.clocks.publish(warp)
+        if self._recent is None or lanes.all():
+            return clock
+        column = warp % self._wave.warps_per_block
+        now, fence = clock[column], self.parties.fences + column
+        far = self._wave.global_hazards
+        is_moved = far is not None and far.leave_behind(warp, lanes, int(now))
+        was_fenced = False
+        for granules, is_read in self._recent.of_others(warp, lanes):
+            state, places = (self._reads, granules * self._readers + column) if is_read else (self.writes, granules)
+            records = state[places]
+            chosen = ~lanes[records & (WARP_SIZE - 1)]
+            if is_read:
+                chosen |= (records & _SEVERAL) != 0
+            else:
+                chosen &= ((records & _ASYNC) == 0) & ((records >> PARTY_SHIFT) & PARTY_MASK == column)
+            chosen &= (records >= self.clocks.met[warp]) & (records < now)
+            if chosen.any():
+                is_moved = True
+                was_fenced |= not is_read and bool((records[chosen] < clock[fence]).any())
+                state[places[chosen]] = now | (records[chosen] & (TICK - 1))
+        if is_moved:
+            self.clocks.advance(np.array([warp]))
+            if was_fenced:
+                self.clocks.seen[warp, fence] = now + TICK
+        return clock
 
     def _synchronise(self, access: SharedAccess, ordering: Ordering, warp: np.ndarray, granules: np.ndarray) -> None:
         if access.kind != "store":

@@ -92,9 +92,9 @@ class TensorBox:
         if index.size:
             view[index] = items[inside]
             if memory.has_unwritten:
-                memory.mark_written(*self._stretches())
+                memory.mark_written(*self.stretches())
 
-    def _stretches(self) -> tuple[np.ndarray, int]:
+    def stretches(self) -> tuple[np.ndarray, int]:
         """Where the box's rows lie in the tensor: their addresses, and their length in bytes."""
         (addresses, inside), (first, last) = self.row_addresses(), self.columns()
         return addresses[inside] + first, last - first
@@ -103,7 +103,7 @@ class TensorBox:
         """An address of a row of the box in which there are bytes that nobody has written."""
         if not memory.has_unwritten:
             return None
-        starts, length = self._stretches()
+        starts, length = self.stretches()
         rows = memory.unwritten_among(starts, length) if length else starts[:0]
         return int(starts[rows[0]]) if rows.size else None
 

@@ -38,6 +38,7 @@ from .sync.mbarriers import Mbarriers
 from .sync.meetings import Meetings
 from .sync.named_barriers import NamedBarriers
 from .sync.register_pool import RegisterPool
+from .sync.remote_accesses import RemoteAccesses
 from .sync.spinning import Activity, Spinning, Verdict
 from .sync.warpgroups import Warpgroups
 from .sync.wgmma_groups import WgmmaGroups
@@ -143,6 +144,7 @@ class Wave:
             if self.hazards is None or launch.global_shadow is None
             else GlobalHazards(self, self.hazards.clocks, launch.global_shadow, first_block * self.warps_per_block)
         )
+        self.remote_accesses = RemoteAccesses(self) if is_checking and self.clusters.size > 1 else None
         self.register_hazards = (
             RegisterHazards(self, program.wgmma_registers) if is_checking and program.wgmma_registers else None
         )
@@ -416,6 +418,10 @@ class Wave:
         self.bulk_copies.on_exit(self._group_mask)
         self.alive = self.alive & ~self._group_mask
         self.alive_count = int(np.count_nonzero(self.alive))
+        if self.remote_accesses is not None:
+            for block in np.unique(self.block_of_thread[self._group_mask]):
+                if not self.alive[self.block_of_thread == block].any():
+                    self.remote_accesses.end(int(block))
         for blocker in self.blockers:
             blocker.on_exit()
 

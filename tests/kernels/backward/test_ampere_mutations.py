@@ -103,6 +103,9 @@ MUTATIONS = {
         SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED
     ),
     "one thread waits for the turn, the others add": SourceMutation(KERNEL, {MY_TURN: ""}, run_ordered, UNORDERED),
+    "a turn is passed on before all have added": SourceMutation(
+        KERNEL, {"__syncthreads(); // all have added": ""}, run_ordered, UNORDERED
+    ),
     "a turn is not acquired": not_acquired(run_ordered),
     "a turn is not released": not_released(run_ordered),
     "a turn is never passed on": SourceMutation(

@@ -23,7 +23,7 @@ from mutations import (
     no_release,
     no_wait,
 )
-from ordering import UNORDERED, expect_same_sums, impatient, not_acquired, not_released
+from ordering import UNORDERED, expect_same_sums, not_acquired, not_released
 
 from flashwright.kernels.registry import parse_config
 from flashwright.problem.dtypes import DType
@@ -71,12 +71,6 @@ def run_persistent_pair() -> None:
     check_backward(replace(PAIRED, persistent=True), problem(64, 384, 128), multiprocessors=2)
 
 
-def run_unequal_pair() -> None:
-    """The faster of its thread blocks gets to run while the other one waits in a loop."""
-    with impatient():
-        run_persistent_pair()
-
-
 def run_persistent() -> None:
     """One thread block with three blocks of keys, of two steps each."""
     check_backward(PERSISTENT, problem(128, 192), multiprocessors=1)
@@ -119,9 +113,26 @@ def run_packed() -> None:
     check_packed_backward(CONFIG, [(40, 50), (40, 50)], spoilt=(1,), heads=(1, 1))
 
 
+def run_skipping_ahead() -> None:
+    """The same in one thread block: one warpgroup may begin the second tile while the other is in the first."""
+    causal = AttentionOptions(Window(right=0))
+    config = replace(SKIPPING, dO_stages=2, persistent=True, keys_ahead=True)
+    check_backward(config, replace(problem(256, 256, 128), options=causal), multiprocessors=1)
+
+
+def run_one_stage() -> None:
+    """Of Q."""
+    check_backward(replace(CONFIG, Q_stages=1), problem(256, 64))
+
+
 def run_ordered() -> None:
     """Sound by test_ordered.py."""
     expect_same_sums(replace(CONFIG, ordered=True))
+
+
+def run_ordered_bulk() -> None:
+    """The copy engine adds, and the thread that has it do so waits for turns."""
+    expect_same_sums(replace(BULK, ordered=True))
 
 
 RUNS = (
@@ -139,6 +150,8 @@ RUNS = (
     run_finishing_bulk,
     run_skipping,
     run_packed,
+    run_one_stage,
+    *(pytest.param(run, marks=pytest.mark.slow) for run in (run_skipping_ahead, run_ordered_bulk)),
 )
 
 
@@ -167,6 +180,19 @@ def by(run, mutation: Mutation) -> Mutation:
     return replace(mutation, run=run)
 
 
+def alone(line: str, *kinds: str, by_way_of: str = "", run=None) -> Mutation:
+    """One lane speaks for others that it has not met."""
+    return Mutation(line, r"bar\.warp", set(kinds), by_way_of, run=run)
+
+
+def in_skip(mutation: Mutation, run=run_skipping) -> Mutation:
+    return replace(mutation, by_way_of="skip(step);", run=run)
+
+
+FOR_ALL, HAVE_READ = (
+    "__syncwarp(); // the first lane speaks for all",
+    "__syncwarp(); // the first lane releases what all",
+)
 WEIGHTS_ARE_WRITTEN = "shared.weights(step).wait_until_full("
 WEIGHTS_ARE_READ = "shared.weights(step).wait_until_empty("
 TILE_IS_ANNOUNCED = "slot.wait_until_full(TilePlace::after(index).lap);"
@@ -319,6 +345,9 @@ MUTATIONS = {
     "consumers do not say that they are done": by(
         run_finishing, no_release("mbarrier_arrive(shared.done(index).full);")
     ),
+    "a tile is counted before the copy engine has added": Mutation(
+        "bulk_wait_until_added();", r"cp\.async\.bulk\.wait_group", {"global-race"}, run=run_finishing_bulk
+    ),
     "consumers add before it is their turn": ordered(no_wait("shared.turn(step).wait_until_full(", *UNORDERED)),
     "a turn is passed on before all have added": ordered(
         no_wait("mbarrier_wait(shared.turn(turns).empty,", *UNORDERED, "deadlock")
@@ -332,6 +361,32 @@ MUTATIONS = {
     ),
     "consumers do not say that they have added": ordered(no_release("shared.turn(step).release();")),
     "a turn is never passed on": ordered(Mutation("turn.pass();", r"st\.release", {"deadlock"})),
+    "one lane says that all have written dS": alone(FOR_ALL, "race", by_way_of="hand_over_weights("),
+    "one lane says that all have written dQ": alone(FOR_ALL, "race", by_way_of="add_dQ(", run=run_bulk),
+    "one lane says that all have added in their turn": alone(FOR_ALL, *UNORDERED, by_way_of="add_dQ(", run=run_ordered),
+    "one lane says that all have read a tile": alone(HAVE_READ, "race", run=run_keys_ahead),
+    "additions of the copy engine are no group": Mutation(
+        "bulk_commit_group();", r"cp\.async\.bulk\.commit_group", set(OVERWRITTEN), run=run_bulk
+    ),
+    "a turn is passed on before the copy engine has added": Mutation(
+        "bulk_wait_until_added();", r"cp\.async\.bulk\.wait_group", UNORDERED, run=run_ordered_bulk
+    ),
+    "a turn of the copy engine is never passed on": Mutation(
+        "turn.pass();", r"st\.release", {"deadlock"}, run=run_ordered_bulk
+    ),
+    "nobody expects K of the other thread block": by(
+        run_pair, no_release("mbarrier_arrive_expecting(slot.full, shape::other_K_bytes);")
+    ),
+    "in a pair S is used before it is there": no_wgmma_wait("wgmma_wait_group<dQ_between ? 2 : 1>();", run=run_pair),
+    "the products of dK with dS in shared memory are no group": no_group_of("start_dK(", run_shared_P),
+    "zeros are written over dS that the other warpgroup multiplies": in_skip(
+        no_wait(WEIGHTS_ARE_READ, *OVERWRITTEN), run_skipping_ahead
+    ),
+    "who skips a step does not say that dS is written": in_skip(
+        no_release("mbarrier_arrive(shared.weights(step).full);")
+    ),
+    "who skips a step does not release dO": in_skip(no_release("dO(step).release();")),
+    "who skips a step does not release Q": in_skip(no_release("Q(step).release();")),
 }
 
 
@@ -344,16 +399,31 @@ def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
 
 KERNEL, CONSUMER = "backward/hopper.cuh", "backward/hopper_consumer.cuh"
 SHARED, SUMS, WAVES = "backward/hopper_shared.cuh", "backward/dq_sums.cuh", "backward/waves.cuh"
+BEGUN = "if constexpr (cfg::paired)\n        cluster_sync();\n    else\n"
 HANDED_ON = {"global-race"}
 WAVE_IS_NOT_DONE = "load_acquire(done(wave - behind)) != (uint64)tiles_of(wave - behind)"
 
 
-def delayed(rank: int) -> str:
-    """What makes the thread block of this rank the slower one of a pair."""
-    return f'for (int i = 0; rank_in_cluster() == {rank} && i < 5000; ++i) asm volatile("");'
-
-
 SOURCE_MUTATIONS = {
+    "barriers of a pair are used before they are there": SourceMutation(
+        KERNEL, {BEGUN: "if constexpr (!cfg::paired)\n"}, run_pair, {"mbarrier", "race"}
+    ),
+    "a thread block sends to another that may not have begun": SourceMutation(KERNEL, {BEGUN: ""}, run_pair, {"race"}),
+    "a thread block ends while the other accesses its memory": SourceMutation(
+        CONSUMER, {"if constexpr (cfg::paired)\n            cluster_sync();": ""}, run_pair, {"race"}
+    ),
+    "one lane says that all have read a note": SourceMutation(
+        CONSUMER, {"if constexpr (cfg::Q_stages == 1)\n            __syncwarp();": ""}, run_one_stage, {"race"}
+    ),
+    "P is multiplied before the other warpgroup has written it": SourceMutation(
+        CONSUMER,
+        {"shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);\n        start_dV": "start_dV"},
+        run_shared_P,
+        {"race"},
+    ),
+    "a turn of the copy engine is not waited for": SourceMutation(
+        SUMS, {"load_acquire(counter) != own": "false"}, run_ordered_bulk, UNORDERED
+    ),
     "dS has one stage": SourceMutation(
         SHARED,
         {"(step % shape::weight_stages * shape::key_groups + group)": "group"},
@@ -368,21 +438,6 @@ SOURCE_MUTATIONS = {
     ),
     "a step's note is overwritten before dQ is added": SourceMutation(
         SHARED, {"step % (2 * cfg::Q_stages)": "step % cfg::Q_stages"}, run_several_steps, {"race"}
-    ),
-    "barriers of a slower thread block are used before they are there": SourceMutation(
-        KERNEL,
-        {"if (threadIdx.x == 0)\n": f"{delayed(1)}if (threadIdx.x == 0)\n", "cluster_sync();": "__syncthreads();"},
-        run_unequal_pair,
-        {"mbarrier"},
-    ),
-    "a thread block of a pair ends before a slower one has told it what it has read": SourceMutation(
-        CONSUMER,
-        {
-            "void release_weights(int step) const {": f"void release_weights(int step) const {{{delayed(0)}",
-            "cluster_sync();": ";",
-        },
-        run_unequal_pair,
-        {"out-of-bounds"},
     ),
     "a turn is not waited for": SourceMutation(SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED),
     "dQ is finished before a wave is done": SourceMutation(
@@ -405,8 +460,14 @@ SOURCE_MUTATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "mutation", sampled(SOURCE_MUTATIONS, ["barriers of a slower thread block are used before they are there"])
+SLOW = (
+    "barriers of a pair are used before they are there",
+    "a thread block sends to another that may not have begun",
+    "P is multiplied before the other warpgroup has written it",
+    "a turn of the copy engine is not waited for",
 )
+
+
+@pytest.mark.parametrize("mutation", sampled(SOURCE_MUTATIONS, SLOW))
 def test_broken_source_is_named_or_computes_something_else(mutation, monkeypatch):
     expect_named_or_wrong(mutation, "flashwright.kernels.backward.hopper.source", monkeypatch)

@@ -61,6 +61,7 @@ RACE, COPY, BETWEEN_BLOCKS = {"race"}, {"async-copy"}, {"global-race"}
 UNWRITTEN = {"uninitialised-shared"}
 FREE = "wait_for_others(begins); // the stage of the step before is free"
 ARRIVED = "wait_for_others(begins); // what others copied has arrived too"
+OTHER_LANES_READ = "if constexpr (cfg::row_warps == 1)\n                __syncwarp();\n            else\n"
 
 MUTATIONS = {
     "keys are read before they have arrived": SourceMutation(
@@ -87,6 +88,10 @@ MUTATIONS = {
     "results are written over a stage that other warps read": SourceMutation(
         KERNEL, {"__syncthreads(); // nobody reads the last stage any more": ";"}, run_room_for_results, COPY | RACE
     ),
+    "results are written over a stage that other lanes read": SourceMutation(
+        KERNEL, {OTHER_LANES_READ: "if constexpr (cfg::row_warps != 1)\n"}, run_own_keys, RACE
+    ),
+    "copies are no group": SourceMutation(KERNEL, {"cp_async_commit_group();": ""}, run_own_keys, COPY),
     "results are combined before all are there": SourceMutation(
         KERNEL, {"__syncthreads(); // all warps' results are there": ""}, run_own_keys, RACE | UNWRITTEN
     ),

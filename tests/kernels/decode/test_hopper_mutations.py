@@ -44,7 +44,12 @@ def test_the_kernel_is_sound_before_it_is_mutated(run):
 
 KERNEL, PARTS, COUNTERS = "decode/hopper.cuh", "decode/parts.cuh", "ptx/atomics.cuh"
 RACE, COPY, PRODUCT, FENCE = {"race"}, {"async-copy"}, {"wgmma"}, {"proxy-fence"}
-UNWRITTEN, BETWEEN_BLOCKS = {"uninitialised-shared"}, {"global-race"}
+UNWRITTEN, BETWEEN_BLOCKS, DEADLOCK = {"uninitialised-shared"}, {"global-race"}, {"deadlock"}
+VALUES_ARRIVED = "V.wait_until_full(V_place.lap); // @operand V"
+ARRIVED = "cp_async_wait_group<0>();\n        "
+ROWS_ARE_THERE = "// All threads' rows are there. The fence that follows the wait for K is for Q, too.\n        "
+BARRIER = "named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads);"
+FENCED_LOOP = "wgmma_fence();\n#pragma unroll\n    for (int k = 0; k < depth_steps; ++k)"
 
 MUTATIONS = {
     "barriers are used before they are there": SourceMutation(
@@ -67,9 +72,42 @@ MUTATIONS = {
     ),
     "products read Q before all threads have copied it": SourceMutation(
         KERNEL,
-        {"named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads); // all threads' rows are there": ""},
+        {ROWS_ARE_THERE + BARRIER: ROWS_ARE_THERE},
         run_steps,
         COPY | RACE,
+    ),
+    "Q is read before it has arrived": SourceMutation(
+        KERNEL, {ARRIVED + ROWS_ARE_THERE: ROWS_ARE_THERE}, run_steps, COPY
+    ),
+    "the copies of Q are no group": SourceMutation(KERNEL, {"cp_async_commit_group();": ""}, run_steps, COPY),
+    "Q is overwritten while other warps read it": SourceMutation(
+        KERNEL, {BARRIER + " // all warps have read Q": ""}, run_items, RACE
+    ),
+    "products read values that threads have copied, without a fence": SourceMutation(
+        KERNEL,
+        {VALUES_ARRIVED + "\n        fence_async_proxy();": VALUES_ARRIVED},
+        run_steps,
+        FENCE,
+    ),
+    "nobody hears of copies": SourceMutation(KERNEL, {"cp_async_mbarrier_arrive(slot.full);": ""}, run_steps, DEADLOCK),
+    "keys are never released": SourceMutation(
+        KERNEL, {"shared.K(K_place.stage).release(); // @operand K": ""}, run_steps, DEADLOCK
+    ),
+    "values are never released": SourceMutation(
+        KERNEL, {"shared.V(V_place.stage).release(); // @operand V": ""}, run_steps, DEADLOCK
+    ),
+    "no fence before scores": SourceMutation(KERNEL, {"wgmma_fence();": ""}, run_steps, PRODUCT),
+    "no fence before results": SourceMutation(
+        "tile/warpgroup_products.cuh", {FENCED_LOOP: FENCED_LOOP.removeprefix("wgmma_fence();")}, run_steps, PRODUCT
+    ),
+    "the products of scores are no group": SourceMutation(
+        KERNEL, {"wgmma_commit_group();": ""}, run_steps, PRODUCT | RACE
+    ),
+    "the first scores are read before they are complete": SourceMutation(
+        KERNEL, {"start_scores();\n        wgmma_wait_group<0>();": "start_scores();"}, run_steps, PRODUCT | RACE
+    ),
+    "the producers keep their registers": SourceMutation(
+        KERNEL, {"give_registers_back<shape::producer_registers>();": ";"}, run_steps, DEADLOCK
     ),
     "scores are read before they are complete": SourceMutation(
         KERNEL, {"wgmma_wait_group<1>();": ""}, run_steps, PRODUCT

@@ -21,7 +21,7 @@ def checked(**problem: object) -> None:
 
 
 def run_steps() -> None:
-    checked(lengths=(200,), multiprocessors=1)
+    checked(lengths=(100,), multiprocessors=1)
 
 
 def run_items() -> None:
@@ -54,9 +54,33 @@ MUTATIONS = {
     ),
     "scores read Q before all threads have copied it": SourceMutation(
         KERNEL,
-        {"named_barrier_sync(barriers::Q, consumer_threads); // all threads' rows are there": ""},
+        {"named_barrier_sync(barriers::Q, consumer_threads);": ""},
         run_steps,
         COPY | RACE | UNWRITTEN | FENCE,
+    ),
+    "Q is read before it has arrived": SourceMutation(
+        KERNEL, {"cp_async_wait_group<0>();\n        // All threads'": "// All threads'"}, run_steps, COPY
+    ),
+    "the copies of Q are no group": SourceMutation(KERNEL, {"cp_async_commit_group();": ""}, run_steps, COPY),
+    "nobody hears of copies": SourceMutation(KERNEL, {"cp_async_mbarrier_arrive(slot.full);": ""}, run_steps, DEADLOCK),
+    "columns that are scored only are never released": SourceMutation(
+        KERNEL, {"shared.keys<parts::ScoredOnly>(scored.stage).release(); // @operand K": ""}, run_steps, DEADLOCK
+    ),
+    "values are never released": SourceMutation(
+        KERNEL, {"shared.keys<Part>(place.stage).release(); // @operand V": ""}, run_steps, DEADLOCK
+    ),
+    "no fence before scores": SourceMutation(KERNEL, {"wgmma_fence();": ""}, run_steps, PRODUCT),
+    "the products of scores are no group": SourceMutation(
+        KERNEL, {"wgmma_commit_group();": ""}, run_steps, PRODUCT | RACE
+    ),
+    "the first scores are read before they are complete": SourceMutation(
+        KERNEL, {"start_scores();\n        wgmma_wait_group<0>();": "start_scores();"}, run_steps, PRODUCT | RACE
+    ),
+    "the scorer does not say that it has stored P": SourceMutation(
+        KERNEL, {"named_barrier_arrive(barriers::P_full, consumer_threads);": ""}, run_steps, DEADLOCK
+    ),
+    "the producers keep their registers": SourceMutation(
+        KERNEL, {"give_registers_back<shape::producer_registers>();": ";"}, run_steps, DEADLOCK
     ),
     "P is read before it is stored": SourceMutation(
         KERNEL,

@@ -69,16 +69,17 @@ struct Consumer {
             const int steps = uniform(TileNote::read(slot.data).steps);
             if (steps == TileNote::none)
                 return;
+            const bool has_keys = !shape::finishes_dQ || steps != TileNote::keyless;
             if constexpr (shape::finishes_dQ)
                 finish_dQ_of_wave();
-            if (!shape::finishes_dQ || steps != TileNote::keyless) {
+            if (has_keys) {
                 compute(step, step + steps);
                 step += steps;
             }
             __syncwarp(); // the first lane speaks for all
             if (lane_index() == 0) {
                 TileNote::release(slot);
-                if constexpr (shape::finishes_dQ)
+                if (shape::finishes_dQ && has_keys)
                     mbarrier_arrive(shared.done(index).full);
             }
         }

@@ -194,8 +194,8 @@ DEVICE void send_weights(const HopperArguments &args, const SharedMemory &shared
 #pragma unroll 1
         for (int step = first_step; step < first_step + steps; ++step) {
             const Slot received = shared.received_slot(step);
-            if (step >= shape::weight_stages)
-                received.wait_until_full(WeightsPlace::after(step - shape::weight_stages).lap);
+            // What was expected in the same stage before has come: the consumers have waited for it before they wrote dS of
+            // the last step, for which this thread has waited.
             mbarrier_arrive_expecting(received.full, bytes);
             // Written after the other has read what was sent in the same stage before.
             shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);
@@ -259,7 +259,7 @@ DEVICE void add_blocks_of_dQ(const HopperArguments &args, const SharedMemory &sh
         });
     else
         for_each_tile(args, shared, add);
-    bulk_wait_until_added();
+    // What it has read, it adds before the grid ends.
 }
 
 // Waits until it is this thread block's turn to add to each block of dQ that it adds to, and tells the consumers.

@@ -164,7 +164,7 @@ struct Warp {
             end_segment();
             finish();
         }
-        cp_async_wait_group<0>(); // of units that do not exist: nothing
+        // Groups that have not been waited for are of units that do not exist: they are empty.
     }
 
     // Waits for the lanes of this warp, or for all warps that share its keys. Q is copied by all threads, with the first

@@ -82,7 +82,7 @@ struct Producer {
                 ring.advance();
             }
         }
-        cp_async_wait_group<0>();
+        // The consumers wait for all copies before they end.
     }
 
   private:
@@ -135,16 +135,15 @@ struct Consumer {
 
     DEVICE void start_Q() const {
         const int thread = threadIdx.x % warpgroup_threads;
-        // The warpgroup has waited for all products that read Q.
-        named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads);
+        named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads); // all warps have read Q
         const int first_row = warpgroup * warpgroup_rows;
         copy_Q<warpgroup_rows, warpgroup_threads>(args, share.item, shared.Q(warpgroup), first_row, thread); // @operand Q
         cp_async_commit_group();
     }
     DEVICE void finish_Q() {
         cp_async_wait_group<0>();
-        fence_async_proxy();
-        named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads); // all threads' rows are there
+        // All threads' rows are there. The fence that follows the wait for K is for Q, too.
+        named_barrier_sync(barriers::Q + warpgroup, warpgroup_threads);
         if constexpr (shape::Q_in_registers) {
             Q.shared = shared.Q(warpgroup) + first_row % warpgroup_rows * layout::row_bytes;
             Q.load_entire_block();

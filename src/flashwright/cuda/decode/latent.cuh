@@ -103,7 +103,7 @@ struct Producer {
                 ring.advance();
             }
         }
-        cp_async_wait_group<0>();
+        // The scorer waits for all copies before the consumers end.
     }
 
   private:
@@ -149,16 +149,17 @@ struct Consumer {
     // A lane's row of a half.
     DEVICE int row(int half) const { return first_row + accumulator_row(0, half); }
 
-    // Both copy Q, which the scorer reads.
+    // Both copy Q, which the scorer's products read.
     DEVICE void start_Q() const {
-        named_barrier_sync(barriers::Q, consumer_threads); // the products have read Q
+        // A warp of the scorer has waited for its own rows of the last product alone.
+        named_barrier_sync(barriers::Q, consumer_threads);
         copy_Q<cfg::B_r, consumer_threads>(args, share.item, shared.Q(), 0, threadIdx.x); // @operand Q
         cp_async_commit_group();
     }
     DEVICE void finish_Q() const {
         cp_async_wait_group<0>();
-        fence_async_proxy();
-        named_barrier_sync(barriers::Q, consumer_threads); // all threads' rows are there
+        // All threads' rows are there. The fence that follows the wait for K is for Q, too.
+        named_barrier_sync(barriers::Q, consumer_threads);
     }
     DEVICE void clear_output() {
 #pragma unroll

@@ -26,6 +26,5 @@ DEVICE int load_acquire(const int *flag) {
 
 // Whatever this thread wrote, and what it saw of others behind a barrier, comes before the flag.
 DEVICE void store_release(int *flag, int value) {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }

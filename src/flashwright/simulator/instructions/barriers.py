@@ -105,6 +105,7 @@ def bar_warp(syntax: Instruction, bind: Binder) -> Operation:
     def execute(wave: Wave) -> None:
         if wave.hazards is not None:
             wave.hazards.clocks.advance(_warps_of(wave))
+            wave.hazards.clocks.meet(_warps_of(wave))
 
     return warp_synchronous(execute, members, aligned=False)
 

@@ -20,6 +20,7 @@ from ..async_hazards import CHUNK_BYTES, AsyncAccess
 from ..binding import Binder, Getter, data_type
 from ..memory.global_memory import GlobalMemory
 from ..memory.windows import GLOBAL_BASE
+from ..memory_order import Ordering
 from ..ptx.syntax import Immediate, Instruction, Operand, Vector
 from ..ptx.types import TYPES, ptx_type_of
 from ..registry import Operation, Unsupported, instruction
@@ -61,7 +62,7 @@ def reduce_tensor(syntax: Instruction, bind: Binder) -> Operation:
     def combine(box: TensorBox, memory: GlobalMemory, chunks: np.ndarray) -> None:
         box.combine(memory, chunks, update_of(name, ptx_type_of(box.tensor_map.dtype)))
 
-    return _tensor_store(target, source, bind, combine, is_reduction=True)
+    return _tensor_store(target, source, bind, combine, _relaxed(name))
 
 
 @instruction("cp.async.bulk")
@@ -80,8 +81,8 @@ def bulk(syntax: Instruction, bind: Binder) -> Operation:
 @instruction("cp.reduce.async.bulk")
 def reduce_bulk(syntax: Instruction, bind: Binder) -> Operation:
     """``[global], [shared], bytes``, or to another block ``[shared::cluster], [shared], bytes, [mbarrier]``."""
-    ptx_type = data_type(syntax)
-    update = update_of(_reduction_of(syntax), ptx_type)
+    ptx_type, name = data_type(syntax), _reduction_of(syntax)
+    update = update_of(name, ptx_type)
     if _direction(syntax) != TO_GLOBAL:
 
         def combined(old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -96,7 +97,7 @@ def reduce_bulk(syntax: Instruction, bind: Binder) -> Operation:
         items = view.view(ptx_type.dtype)
         items[...] = update(items, np.ascontiguousarray(chunks).view(ptx_type.dtype))
 
-    return _plain_store(target, source, size, bind, combine, is_reduction=True)
+    return _plain_store(target, source, size, bind, combine, _relaxed(name, ptx_type.is_float))
 
 
 @instruction("cp.async.bulk.prefetch")
@@ -114,8 +115,8 @@ def commit_group(syntax: Instruction, bind: Binder) -> Execute:
 def wait_group(syntax: Instruction, bind: Binder) -> Execute:
     (newest,) = syntax.operands
     assert isinstance(newest, Immediate)
-    allowed = int(newest.value)
-    return lambda wave: wave.bulk_copies.wait_group(allowed)
+    allowed, until_read = int(newest.value), syntax.has("read")
+    return lambda wave: wave.bulk_copies.wait_group(allowed, until_read)
 
 
 def _operands(syntax: Instruction) -> tuple[Operand, ...]:
@@ -138,6 +139,11 @@ def _direction(syntax: Instruction) -> str:
 def _reduction_of(syntax: Instruction) -> str:
     """The operation of a reducing copy."""
     return next(modifier for modifier in syntax.modifiers if modifier in OPERATIONS)
+
+
+def _relaxed(reduction: str, is_float: bool = True) -> Ordering:
+    """Reductions by the copy engine are relaxed, of gpu scope, and tell nobody what was there."""
+    return Ordering(is_flag=False, observes=False, is_sum=is_float and reduction == "add")
 
 
 # Operands of each active thread: a copy is usually issued by one thread of a block -------------------------------
@@ -235,8 +241,9 @@ def _tensor_store(
     source: Operand,
     bind: Binder,
     write: Callable[[TensorBox, GlobalMemory, np.ndarray], None],
-    is_reduction: bool = False,
+    ordering: Ordering | None = None,
 ) -> Operation:
+    """``ordering``: of a reduction."""
     get_source, get_boxes = bind.address(source), _bind_box(target, bind)
     bind.shared_widths.add(CHUNK_BYTES)
 
@@ -247,9 +254,10 @@ def _tensor_store(
             if min(box.coordinates) < 0:
                 detail = f"a box is stored at {box.coordinates}; only loads may begin before the tensor"
                 wave.fault_thread("tensor-map", detail, thread)
-            if is_reduction:
+            if ordering is not None:
                 _check_written(wave, thread, box.unwritten(wave.global_memory))
-            _issue_store(wave, thread, box.chunk_addresses(address), partial(write, box, wave.global_memory))
+            write_box = partial(write, box, wave.global_memory)
+            _issue_store(wave, thread, box.chunk_addresses(address), write_box, box.stretches(), ordering)
             wave.counters.count_bulk(wave, _STORED, *box.sectors())
 
     return Operation(execute)
@@ -298,6 +306,9 @@ def _cluster_copy(
             if wave.async_hazards is not None:
                 wave.async_hazards.check_read(_access(wave, "bulk copy", thread, flat))
             data = wave.shared.store.views[CHUNK_BYTES][flat >> 4].copy()
+            own = int(wave.block_of_thread[thread])
+            if wave.remote_accesses is not None and place.block != own:
+                wave.remote_accesses.copy(thread, own, place.barrier)
             _issue_load(wave, thread, place, place.offset + steps, data, combine)
 
     return Operation(execute)
@@ -309,8 +320,9 @@ def _plain_store(
     size: Operand,
     bind: Binder,
     write: Callable[[np.ndarray, np.ndarray], None],
-    is_reduction: bool = False,
+    ordering: Ordering | None = None,
 ) -> Operation:
+    """``ordering``: of a reduction."""
     getters = bind.address(source), bind.address(target), bind.source(size, TYPES["u32"])
     bind.shared_widths.add(CHUNK_BYTES)
 
@@ -318,12 +330,13 @@ def _plain_store(
         for thread, start, place, count in _per_thread(wave, *getters):
             start = wave.shared.own_offset(wave, thread, start, "bulk copy")
             view = _global_chunks(wave, thread, start, place, count)
-            if is_reduction:
+            if ordering is not None:
                 has_unwritten = wave.global_memory.unwritten_among(np.array([place]), count).size
                 _check_written(wave, thread, place if has_unwritten else None)
             else:
                 wave.global_memory.mark_written(np.array([place]), count)
-            _issue_store(wave, thread, start + np.arange(0, count, CHUNK_BYTES), partial(write, view))
+            chunks, stretch = start + np.arange(0, count, CHUNK_BYTES), (np.array([place]), count)
+            _issue_store(wave, thread, chunks, partial(write, view), stretch, ordering)
             wave.counters.count_bulk(wave, _STORED, *_sectors(place, count))
 
     return Operation(execute)
@@ -406,19 +419,32 @@ def _issue_load(
             wave.async_hazards.write(_access(wave, "bulk copy", thread, flat), column, barrier.phase)
         else:
             wave.async_hazards.write_elsewhere(flat, CHUNK_BYTES, column, barrier.phase)
+            if wave.remote_accesses is not None:
+                wave.remote_accesses.copy(thread, target.block, barrier)
     size = chunks.size * CHUNK_BYTES
     wave.bulk_copies.issue_load(BulkLoad(flat >> 4, data, barrier, size, thread, wave.pc, combine=combine))
 
 
-def _issue_store(wave: Wave, thread: int, chunks: np.ndarray, write: Callable[[np.ndarray], None]) -> None:
+def _issue_store(
+    wave: Wave,
+    thread: int,
+    chunks: np.ndarray,
+    write: Callable[[np.ndarray], None],
+    stretches: tuple[np.ndarray, int],
+    ordering: Ordering | None,
+) -> None:
+    """``stretches``: addresses in global memory, and the bytes at each."""
     flat = chunks + int(wave.shared.thread_base[thread])
     if wave.async_hazards is not None and wave.hazards is not None:
         column = wave.hazards.parties.bulk_store(int(wave.warp_in_block[thread]))
         group = wave.bulk_copies.store_stamp(thread)
         access = _access(wave, "bulk store", thread, flat)
         wave.async_hazards.read(access, np.full(flat.size, column), np.full(flat.size, group))
+    record = None
+    if wave.global_hazards is not None:
+        record = wave.global_hazards.bulk_write(thread, *stretches, ordering)
     shared = wave.shared.store.views[CHUNK_BYTES]
-    wave.bulk_copies.issue_store(BulkStore(lambda: write(shared[flat >> 4]), thread, wave.pc))
+    wave.bulk_copies.issue_store(BulkStore(lambda: shared[flat >> 4], write, thread, wave.pc, record))
 
 
 def _access(wave: Wave, what: str, thread: int, flat: np.ndarray) -> AsyncAccess:

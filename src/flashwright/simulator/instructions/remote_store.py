@@ -57,6 +57,8 @@ def store_async(syntax: Instruction, bind: Binder) -> Operation:
             if wave.async_hazards is not None and wave.hazards is not None:
                 column = wave.hazards.parties.mbarrier(found.index)
                 wave.async_hazards.write_elsewhere(flat, width, column, found.phase)
+                if wave.remote_accesses is not None and block != wave.block_of_thread[thread]:
+                    wave.remote_accesses.copy(int(thread), block, found)
             chunk, new = flat >> WIDTH_SHIFT[width], data[position : position + 1]
             wave.bulk_copies.issue_load(BulkLoad(chunk, new, found, width, int(thread), wave.pc, width, combine))
 

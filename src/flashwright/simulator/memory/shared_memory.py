@@ -92,6 +92,11 @@ class ClusterSharedMemory:
         for block in np.unique(blocks):
             position = int(np.flatnonzero(blocks == block)[0])
             shared.check_running(wave, wave.thread_at(position), int(block), int(addresses[position]))
+        if wave.remote_accesses is not None:
+            pairs = np.stack([wave.block_of_thread[wave.active], blocks])[:, is_remote]
+            for index in np.unique(pairs, axis=1, return_index=True)[1]:
+                position = int(np.flatnonzero(is_remote)[index])
+                wave.remote_accesses.access(wave.thread_at(position), int(blocks[position]), f"shared {access}")
         check_range(wave, "shared", offsets, width, access, shared.size)
         flat = offsets + blocks * shared.stride
         local = np.flatnonzero(~is_remote)

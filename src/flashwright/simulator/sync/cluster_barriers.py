@@ -1,7 +1,7 @@
 """``barrier.cluster``: all threads of a cluster arrive, and those that wait go on when all others have arrived.
 
-Within a block it orders memory accesses as a block barrier does. Accesses to other blocks' shared memory are not
-checked for races, so it hands on nothing between blocks.
+Within a block it orders memory accesses as a block barrier does. Between blocks it tells who has begun, and who has
+accessed whose shared memory (`remote_accesses`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class ClusterBarriers:
             for warp in np.flatnonzero(active.reshape(-1, WARP_SIZE).any(axis=1)):
                 block = int(wave.block_of_thread[warp * WARP_SIZE])
                 self._published.setdefault(block, []).append(wave.hazards.clocks.publish(int(warp)))
+                wave.hazards.clocks.meet(int(warp))
         self._complete_those_done()
 
     def wait(self) -> int:
@@ -87,6 +88,8 @@ class ClusterBarriers:
                 continue
             self._arrived = self._arrived & ~members
             wave.counters.barriers += 1
+            if wave.remote_accesses is not None:
+                wave.remote_accesses.meet(np.unique(wave.block_of_thread[members]))
             if wave.hazards is not None:
                 for block in np.unique(wave.block_of_thread[members]):
                     published = self._published.pop(int(block), [])

@@ -48,6 +48,9 @@ class Mbarrier:
         self.initialiser = -1  # warp, of the wave
         self.init_stamp = np.int64(0)
         self.arrivals: list[np.ndarray] = []  # clocks of those that arrived in this phase
+        self.arrived: list[tuple[int, int]] = []  # warps in this phase, and their stamps
+        self.ends_by_itself = True  # whether this phase ends by those arrivals alone: no copies, no other blocks
+        self.arrived_before: list[tuple[int, int]] | None = []  # in the phase before; None: it did not end by itself
         self.handed_over: np.ndarray | None = None  # what a thread that waited has seen
 
     @property
@@ -107,6 +110,8 @@ class Mbarriers:
         barrier.bytes = barrier.parity = 0
         barrier.is_valid = True
         barrier.arrivals = []
+        barrier.arrived, barrier.arrived_before = [], []
+        barrier.ends_by_itself = True
         barrier.handed_over = None
         if wave.hazards is not None:
             clocks = wave.hazards.clocks
@@ -171,6 +176,7 @@ class Mbarriers:
         wave = self._wave
         barrier = self.find(thread, address)
         state = barrier.phase | barrier.pending << PENDING_SHIFT
+        self._check_phase_before(barrier, thread)
         if expect_bytes:
             self._add_bytes(barrier, thread, expect_bytes)
         if not 1 <= count <= barrier.pending:
@@ -183,13 +189,34 @@ class Mbarriers:
             barrier.expected -= count
         barrier.pending -= count
         if wave.hazards is not None and not self._is_remote(barrier, thread):
-            barrier.arrivals.append(wave.hazards.clocks.publish(thread // WARP_SIZE))
+            warp = thread // WARP_SIZE
+            lanes = wave.active_mask[warp * WARP_SIZE : (warp + 1) * WARP_SIZE]
+            barrier.arrived.append((warp, int(wave.hazards.clocks.own()[warp])))
+            barrier.arrivals.append(wave.hazards.publish_lanes(warp, lanes))
+        elif wave.remote_accesses is not None:
+            barrier.ends_by_itself = False
+            wave.remote_accesses.arrive(thread, barrier)
         self._complete_if_done(barrier)
         return state
+
+    def _check_phase_before(self, barrier: Mbarrier, thread: int) -> None:
+        """A hazard if an arrival is not ordered after the end of the phase before: it might count for that one."""
+        wave = self._wave
+        if wave.hazards is None or self._is_remote(barrier, thread):
+            return
+        clocks, warp = wave.hazards.clocks, thread // WARP_SIZE
+        if clocks.seen[warp, wave.hazards.parties.mbarrier(barrier.index)] >= (barrier.phase + 1) * TICK:
+            return
+        before = barrier.arrived_before
+        if before is not None and all(clocks.has_seen(warp, other, stamp) for other, stamp in before):
+            return
+        detail = "arrival at an mbarrier, not ordered after the end of its phase before: it may count for that one"
+        wave.hazard("race", detail, thread, barrier.address)
 
     def expect_arrival(self, thread: int, address: int, is_counted: bool) -> Mbarrier:
         """A later arrival by itself (see `arrive_asynchronously`); if counted, one more is pending until then."""
         barrier = self.find(thread, address)
+        self._check_phase_before(barrier, thread)
         barrier.pending += is_counted
         if barrier.pending > MAX_COUNT:
             detail = f"{barrier.pending} arrivals are pending at an mbarrier; allowed: up to {MAX_COUNT}"
@@ -202,6 +229,7 @@ class Mbarriers:
             detail = f"an arrival too many at an mbarrier whose {barrier.state}"
             self._wave.fault_thread("mbarrier", detail, thread, barrier.address, pc=pc)
         barrier.pending -= 1
+        barrier.ends_by_itself = False
         if clock is not None:
             barrier.arrivals.append(clock)
         self._complete_if_done(barrier)
@@ -211,6 +239,7 @@ class Mbarriers:
 
     def _add_bytes(self, barrier: Mbarrier, thread: int, amount: int) -> None:
         barrier.bytes += amount
+        barrier.ends_by_itself = False
         if abs(barrier.bytes) > MAX_COUNT:
             detail = f"the mbarrier's tx-count becomes {barrier.bytes}; its range is ±{MAX_COUNT}"
             self._wave.fault_thread("mbarrier", detail, thread, barrier.address)
@@ -237,6 +266,8 @@ class Mbarriers:
             handed_over[wave.hazards.parties.mbarrier(barrier.index)] = np.int64(barrier.phase + 1) * TICK
             barrier.handed_over = handed_over
             barrier.arrivals = []
+            barrier.arrived_before = barrier.arrived if barrier.ends_by_itself else None
+            barrier.arrived, barrier.ends_by_itself = [], True
         waiting = [entry for entry in self._parked if entry.barrier is barrier]
         if waiting:
             self._parked = [entry for entry in self._parked if entry.barrier is not barrier]
@@ -267,6 +298,8 @@ class Mbarriers:
         if wave.hazards is not None and barrier.handed_over is not None:
             receivers = sorted({int(thread) // WARP_SIZE for thread in threads})
             wave.hazards.clocks.join([barrier.handed_over], receivers)
+        if wave.remote_accesses is not None:
+            wave.remote_accesses.observe(barrier)
 
     def park(
         self, threads: np.ndarray, barrier: Mbarrier, parity: int, put: Callable[[Wave, np.ndarray], None]

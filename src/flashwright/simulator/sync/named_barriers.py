@@ -141,7 +141,9 @@ class NamedBarriers:
         wave = self._wave
         barrier.arrived += WARP_SIZE if aligned and barrier.expected != _ALL else threads.size
         if wave.hazards is not None:
-            barrier.published.append(wave.hazards.clocks.publish(int(threads[0]) // WARP_SIZE))
+            warp = int(threads[0]) // WARP_SIZE
+            barrier.published.append(wave.hazards.clocks.publish(warp))
+            wave.hazards.clocks.meet(warp)
         if waits:
             barrier.waiting.append(threads)
             barrier.resume.append(wave.pc + 1)
