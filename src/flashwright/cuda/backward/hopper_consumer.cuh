@@ -76,7 +76,7 @@ struct Consumer {
                 compute(step, step + steps);
                 step += steps;
             }
-            __syncwarp(); // the first lane speaks for all
+            __syncwarp(); // the first lane releases what all have read
             if (lane_index() == 0) {
                 TileNote::release(slot);
                 if (shape::finishes_dQ && has_keys)
