@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashwright.kernels.backward.launch import BackwardLaunch, Scratch, scratch_for
+from flashwright.kernels.backward.launch import WAVES_KEPT, BackwardLaunch, Scratch, scratch_for
 from flashwright.kernels.forward.launch import PackedSequences
 from flashwright.kernels.launch import Sizes
 from flashwright.kernels.registry import family_of, parse_config
+from flashwright.kernels.source import device_headers
 from flashwright.kernels.tensors import DeviceTensor
 from flashwright.problem.dtypes import DType
 
@@ -72,6 +74,12 @@ def test_no_memory_beyond_rows_and_the_sums_of_dq(config):
     few, many = (scratch_for(rules, config, q, tensor("k", 1, 8, keys, 128), None, 132) for keys in (128, 2**20))
     assert few == many
     assert many.total <= 8 * 1024 * 4 * (128 + 2 + 1)
+
+
+def test_memory_has_room_for_as_many_waves_as_the_kernel_keeps():
+    header = dict(device_headers())["backward/waves.cuh"]
+    behind = int(re.search(r"behind = (\d+), kept = 2 \* behind;", header)[1])
+    assert WAVES_KEPT == 2 * behind
 
 
 def test_a_kernel_that_finishes_dq_keeps_sums_for_four_waves():
