@@ -79,7 +79,7 @@ def test_no_memory_beyond_rows_and_the_sums_of_dq(config):
 def test_memory_has_room_for_as_many_waves_as_the_kernel_keeps():
     header = dict(device_headers())["backward/waves.cuh"]
     behind = int(re.search(r"behind = (\d+), kept = 2 \* behind;", header)[1])
-    assert WAVES_KEPT == 2 * behind
+    assert 2 * behind == WAVES_KEPT
 
 
 def test_a_kernel_that_finishes_dq_keeps_sums_for_four_waves():
