@@ -239,7 +239,13 @@ PERSISTENT = {
     ),
     "no row attends to any key": (HOPPER_PERSISTENT, (1, 1, 1, 70, 200), Window(right=-300)),
 }
-SLOW_PERSISTENT = ("pairs, all rows attend to all keys", "pairs that add to dQ in order")
+SLOW_PERSISTENT = (
+    "pairs, all rows attend to all keys",
+    "pairs that add to dQ in order",
+    "dQ added by the copy engine and finished",
+    "dQ finished where two warpgroups share keys",
+    "fewer heads than waves behind",
+)
 
 
 @pytest.mark.parametrize("case", sampled(PERSISTENT, SLOW_PERSISTENT))

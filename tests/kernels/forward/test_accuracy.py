@@ -42,7 +42,13 @@ def rms(output: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys"), [("normal", 2048), ("normal-x2", 512), ("normal-x2", 2048), ("normal-x4", 512)]
+    ("kind", "keys"),
+    [
+        ("normal", 2048),
+        ("normal-x2", 512),
+        pytest.param("normal-x2", 2048, marks=pytest.mark.slow),
+        pytest.param("normal-x4", 512, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("family", CONFIGS)
 def test_errors_are_within_the_limits_beside_flash_attention_2(kind, keys, family):

@@ -17,7 +17,6 @@ RULES = (
     "paired",
     "skips masked",
     "persistent",
-    "finishes dQ",
     "shared memory",
     "registers",
     "consumers",
@@ -29,6 +28,8 @@ _B_R = (64, 128)
 _B_C = (64, 128, 192)
 _CONSUMERS = (1, 2, 3)
 _STAGES = tuple(range(1, MAX_STAGES + 1))
+_TILES = ((False, False), (True, False), (True, True))
+"""Whether thread blocks are persistent, and whether they finish dQ, which those with one tile cannot."""
 _BYTES_AHEAD = 64 * 1024
 """Q and dO on the way to one multiprocessor: twice what an H200's memory delivers to it within a latency."""
 
@@ -39,7 +40,7 @@ def hopper_backward_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperBac
     switch = (False, True)
     for values in product(_B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, switch, switch, switch):
         config = HopperBackwardKernelConfig(dtype, d_head, *values)
-        for persistent, keys_ahead, skips, finishes in product(switch, switch, switch, switch):
+        for (persistent, finishes), keys_ahead, skips in product(_TILES, switch, switch):
             found = replace(
                 config, persistent=persistent, keys_ahead=keys_ahead, skips_masked=skips, finishes_dQ=finishes
             )
