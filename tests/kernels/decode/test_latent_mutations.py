@@ -54,7 +54,7 @@ MUTATIONS = {
     ),
     "scores read Q before all threads have copied it": SourceMutation(
         KERNEL,
-        {"named_barrier_sync(barriers::Q, consumer_threads);": ""},
+        {"for Q, too.\n        named_barrier_sync(barriers::Q, consumer_threads);": ""},
         run_steps,
         COPY | RACE | UNWRITTEN | FENCE,
     ),
