@@ -433,6 +433,12 @@ def test_steps_whose_keys_are_all_masked_are_left_out():
     assert all_steps - fewer == 2 * 4 * (2 * 64 * 64 * 128)
 
 
+def test_no_warpgroup_leaves_out_a_step_whose_last_rows_are_of_the_next_sequence():
+    """Sequences end within a block of queries: all warpgroups clear what is behind, in the first step, too."""
+    config = "hopper backward (FP16, 128, 64, 128, 2): stages_2_1+register_P+skips_masked"
+    check_packed_backward(config, [(100, 100), (190, 190), (64, 64)], AttentionOptions(CAUSAL))
+
+
 # --- All of it, when there is time -------------------------------------------------------------------------------
 
 VARIANTS = {

@@ -300,11 +300,14 @@ struct Consumer {
     }
 
     // Whether no query of a tile's first step attends to any key of this warpgroup. Its note was written before K was
-    // announced.
+    // announced. Behind the last row of a packed sequence, all warpgroups clear the rows of the next one: none leaves that
+    // step out.
     DEVICE bool sees_nothing(int step) const {
         const Work work = this->work();
-        const int last_query = StepNote::read(shared.note(step)).first_row + cfg::B_r - 1;
-        return uniform(work.first_key + key_group * warpgroup_rows - work.window.right > last_query);
+        const StepNote note = StepNote::read(shared.note(step));
+        const bool is_whole = !variant::variable_lengths || note.rows == cfg::B_r;
+        const int last_query = note.first_row + cfg::B_r - 1;
+        return uniform(is_whole && work.first_key + key_group * warpgroup_rows - work.window.right > last_query);
     }
     // Leaves out all products but dQ, which warpgroups multiply together: there dS is zero. Q and dO need not have arrived:
     // some query attends to the tile's first key, so that the first warpgroup waits for them before it gives them back.
