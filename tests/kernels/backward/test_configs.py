@@ -387,8 +387,8 @@ def test_every_head_dimension_has_a_default_that_is_worth_timing(family):
         (64, True, LONGEST, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"),
         (128, False, LONGEST, "(BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead"),
         (128, True, MEDIUM, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked"),
-        (256, True, MEDIUM, "(BF16, 256, 64, 64, 2): stages_2_2+persistent"),
-        (256, True, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired"),
+        (256, True, MEDIUM, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent"),
+        (256, True, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent"),
         (256, False, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent"),
     ],
 )

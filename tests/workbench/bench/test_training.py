@@ -236,3 +236,16 @@ def test_gradients_of_another_shape_are_refused():
     dq, dk, dv = expected_gradients(inputs)
     with pytest.raises(ValueError, match="dk has the shape"):
         gradient_error((dq, dk[:, :, 1:], dv), inputs)
+
+
+def test_errors_of_gradients_are_not_relative_to_sums_that_vanish_by_chance():
+    """Equal queries attend alike, and each has a neighbour with the opposite gradient: dk is 0, its terms are not."""
+    q, k, v = torch.ones(1, 1, 64, 32), torch.randn(1, 1, 48, 32), torch.randn(1, 1, 48, 32)
+    do = torch.randn(1, 1, 32, 32).repeat_interleave(2, dim=2)
+    do[:, :, 1::2] *= -1
+    inputs = Inputs(q, k, v, False, "backward", do)
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    out = torch.softmax(leaves[0] @ leaves[1].mT / math.sqrt(32), dim=-1) @ leaves[2]
+    dq, dk, dv = torch.autograd.grad(out, leaves, do.double())
+    noise = torch.randn_like(dk) * 1e-3 * dq.norm() / math.sqrt(dk.numel())
+    assert 0 < gradient_error((dq, dk + noise, dv), inputs) < 0.1

@@ -46,7 +46,8 @@ def gradient_error(gradients: tuple[Any, Any, Any], inputs: Inputs) -> float:
     """The largest of dq, dk and dv, in the last sequence's last head of k and v.
 
     dq and dk are sums of P∘(dP − D), a difference whose terms may be far larger than itself where a row attends to one
-    key. What rounding does to it goes with the terms: errors are relative to the larger of it and of the sum of P∘dP.
+    key. What rounding does to it goes with the terms: errors are relative to the larger of it and of the root of the
+    sum of their squares, as roundings add up. The sum of P∘dP itself may vanish by chance.
     """
     import torch
 
@@ -65,12 +66,12 @@ def gradient_error(gradients: tuple[Any, Any, Any], inputs: Inputs) -> float:
             P = _probabilities(q[rows], k, inputs.causal, q.shape[0], rows)
             P_dP = P * (do[rows] @ v.mT) / math.sqrt(k.shape[1])
             dS = P_dP - P * P_dP.sum(dim=-1, keepdim=True)
-            dq[rows], dq_terms[rows] = dS @ k, P_dP @ k
+            dq[rows], dq_terms[rows] = dS @ k, (P_dP.square() @ k.square()).sqrt()
             dk += dS.mT @ q[rows]
-            dk_terms += P_dP.mT @ q[rows]
+            dk_terms += P_dP.square().mT @ q[rows].square()
             dv += P.mT @ do[rows]
         errors.append(_relative(gradients[0][-1, head], dq, dq_terms))
-    errors += [_relative(gradients[1][-1, -1], dk, dk_terms), _relative(gradients[2][-1, -1], dv, dv)]
+    errors += [_relative(gradients[1][-1, -1], dk, dk_terms.sqrt()), _relative(gradients[2][-1, -1], dv, dv)]
     return largest(errors)
 
 

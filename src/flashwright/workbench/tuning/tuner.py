@@ -17,6 +17,7 @@ from flashwright.compiler.nvrtc import compiler_build
 from flashwright.hardware.architectures import GPUModel
 from flashwright.kernels.family import DEFAULT_SPACE, KernelConfig
 from flashwright.kernels.registry import family_with_prefix
+from flashwright.problem.reference import TOLERANCE
 from flashwright.workbench.environment import driver_version, flashwright_version, nvrtc_version_text, package_version
 from flashwright.workbench.tuning.candidates import Candidates, compile_candidates
 from flashwright.workbench.tuning.journal import SearchJournal, now, space_name
@@ -157,7 +158,11 @@ def _search(
     measurer = machine.measurer(problem, scores)
     right, wrong = check_all(configs, measurer, journal, progress=progress)
     if not right:
-        raise ValueError(f"none of {len(configs)} kernels computes {problem}; nothing was stored")
+        least = min((each.error for each in wrong), default=float("inf"))
+        raise ValueError(
+            f"none of {len(configs)} kernels computes {problem}: the smallest error is {least:.2g}, less than "
+            f"{TOLERANCE[problem.dtype]:.2g} is allowed; nothing was stored"
+        )
     stages = halve(right, incumbents, measurer, journal, progress=progress)
     best, *runners_up = stages[-1].timings
     result = TunedResult(machine.gpu.name, problem, best, tuple(runners_up), now(), _versions(best.config), scores)

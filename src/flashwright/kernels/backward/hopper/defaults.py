@@ -6,7 +6,6 @@ from typing import Any
 
 from flashwright.kernels.backward.hopper.config import HopperBackwardKernelConfig
 from flashwright.kernels.family import Occasion
-from flashwright.problem.lengths import LONG, LONGEST
 
 
 def hopper_backward_default(occasion: Occasion) -> HopperBackwardKernelConfig:
@@ -30,13 +29,9 @@ def _of_128_columns(occasion: Occasion) -> dict[str, Any]:
 
 
 def _of_256_columns(occasion: Occasion) -> dict[str, Any]:
-    """With a causal mask pairs of thread blocks with a tile each, which begin and end together, take many steps to pay.
-    Persistent ones, which take tiles, have not been timed there."""
+    """Pairs of thread blocks, which take their tiles from the common count where no order is requested."""
     blocks = {"B_r": 64, "B_c": 64, "P_in_registers": False}
-    alone = occasion.causal and not occasion.ordered and occasion.q_bucket not in (LONG, LONGEST)
-    if alone:
-        return blocks | {"persistent": True}
-    return blocks | {"dO_stages": 1, "paired": True, "persistent": not occasion.causal and not occasion.ordered}
+    return blocks | {"dO_stages": 1, "paired": True, "persistent": not occasion.ordered}
 
 
 _KNOBS = {64: _of_64_columns, 128: _of_128_columns, 256: _of_256_columns}
