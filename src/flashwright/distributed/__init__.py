@@ -10,6 +10,7 @@ Planning (`flashwright plan`) needs no PyTorch: what does is imported when it is
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from flashwright.distributed.context import context_parallel
@@ -42,6 +43,20 @@ _PLACES = {
     "strategy_for": "call",
     "unshard": "shards",
 }
+
+
+def _let_groups_end() -> None:
+    """Nothing of a destroyed process group may outlive it: a thread that drops a tensor while the interpreter ends
+    aborts the process. The functions of `torch.distributed.nn.functional`, which PyTorch's compiler imports, keep the
+    default group of that moment as a default argument. Imported before there is a group, they keep none."""
+    if "torch" in sys.modules:  # whoever makes a group has it
+        import torch.distributed
+
+        if torch.distributed.is_available():
+            import torch.distributed.nn.functional
+
+
+_let_groups_end()
 
 
 def __getattr__(name: str) -> Any:
