@@ -1,9 +1,8 @@
 """wgmma: asynchronous matrix multiply-accumulate of a warpgroup, D = A·B + D with a 64×N accumulator.
 
 A is in shared memory (a descriptor) or in registers, B in shared memory. One product is 32 bytes deep. Products of
-elements are exact in float32; they are added in float32, in the order of NumPy's matrix product, and the sum is added
-to the accumulator. Tensor cores add in another order and truncate, so that the last bits can differ. Sums of integers
-are exact.
+elements are exact in float32; they are added in float64, the sum is rounded to float32 and added to the accumulator.
+Tensor cores add in another order and truncate, so that the last bits can differ. Sums of integers are exact.
 """
 
 from __future__ import annotations
@@ -133,7 +132,8 @@ def mma_async(syntax: Instruction, bind: Binder) -> Operation:
         if wave.register_hazards is not None:
             wave.register_hazards.issue(slots, fragments)
         left, right = read_a(wave), read_b(wave)
-        products = left @ right.swapaxes(1, 2)
+        # Sums of float32 would depend on a row's place in the matrix, where the processor's vectors are wide.
+        products = np.matmul(left, right.swapaxes(1, 2), dtype=np.float64).astype(_F32)
         keeps = _per_group(wave, get_scale(wave), "scale-d")
         wave.wgmma.accumulate(slots, products if sign > 0 else -products, keeps, dtype, saturates)
 
