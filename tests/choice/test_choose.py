@@ -176,8 +176,8 @@ def test_the_family_that_is_named_computes_the_gradients_too(family):
 def test_deterministic_gradients_are_added_in_order_by_a_kernel_that_can_be_built(family, causal, length):
     for d_head in family.d_heads:
         kind = replace(occasion(d_head), causal=causal, q_bucket=length, kv_bucket=length)
-        usual, ordered = (backward_config(kind, family=family.name, deterministic=each) for each in (False, True))
-        assert not usual.ordered and ordered.ordered
+        ordered = backward_config(kind, family=family.name, deterministic=True)
+        assert ordered.ordered
         assert tile_shapes(ordered).shared_bytes
 
 

@@ -12,7 +12,7 @@ import pytest
 from backward_cases import Problem, check_gradients, differentiate, simulated
 from mutations import WRONG, SourceMutation
 
-from flashwright.kernels.backward.launch import Scratch
+from flashwright.kernels.backward.launch import TURN_BYTES, Scratch
 from flashwright.kernels.launch import Sizes
 from flashwright.kernels.registry import family_of
 from flashwright.problem.options import AttentionOptions
@@ -82,7 +82,7 @@ def run_in_order(config: Any, problem: Problem, *, reverse: bool = False, blocks
     memory = gpus[0].to_host(gpus[0].last).view(np.uint8)
     blocks = batches * q_heads * scratch.padded_rows // config.B_r
     sums = memory[scratch.dQ_sums :][: blocks * config.B_r * config.d_head * 4]
-    counters = memory[scratch.turns :][: blocks * 8].view(np.int32).reshape(q_heads, -1, 2)
+    counters = memory[scratch.turns :][: blocks * TURN_BYTES].view(np.int32).reshape(q_heads, -1, TURN_BYTES // 4)
     return InOrder(found, sums.view(np.float32), counters[:, :, 0])
 
 

@@ -73,8 +73,10 @@ class LaunchRules:
     found at once, for lengths that may not come again."""
     key_blocks_together: Callable[[Any], int] = lambda config: 1
     """Blocks of B_c keys whose thread blocks work together, where a thread block owns keys: there are whole groups."""
+    key_blocks_at_once: int = 2
+    """For each multiprocessor, blocks of keys of the heads that take turns, where a thread block owns keys."""
     finishes_dq: Callable[[Any], bool] = lambda config: False
-    """Whether a backward kernel rounds dq itself, where sequences are not packed."""
+    """Whether a backward kernel rounds dq itself."""
     row_stride: Callable[[Any], int] = lambda config: 0
     """Elements from a row of the tensors to the next, where a config's kernel was compiled for them; 0: any."""
     values_in_keys: int = 0

@@ -153,10 +153,7 @@ class BackwardKind:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = BackwardPlan(self, config, launch)
-        scratch = scratch_for(
-            family_of(config).launch_rules, config, views[0], views[1], sequences, multiprocessors(self.device_index)
-        )
-        return BackwardArrangement(plan, launch, scratch, tensors)
+        return BackwardArrangement(plan, launch, scratch_for(config, views[0], views[1], sequences), tensors)
 
     def _config(self, q: torch.Tensor, k: torch.Tensor, packed: Packed | None) -> KernelConfig:
         head_dim, q_length, kv_length = q.shape[3], q.shape[2], k.shape[2]

@@ -162,7 +162,7 @@ def simulate_backward(
     packed = None
     if starts is not None:
         packed = PackedSequences(len(starts[0]) - 1, gpu.to_device(starts[0]), gpu.to_device(starts[1]), *max_lengths)
-    scratch = scratch_for(family.launch_rules, known, tensors[0], tensors[1], packed, multiprocessors)
+    scratch = scratch_for(known, tensors[0], tensors[1], packed)
     launch: BackwardLaunch = family.launch(
         known,
         *tensors,

@@ -100,7 +100,7 @@ MUTATIONS = {
         KERNEL, {LAST_WRITTEN: ""}, run_late, RACE
     ),
     "additions do not wait for their turn": SourceMutation(
-        SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED
+        SUMS, {"load_acquire(counters + part) < passed_on": "false"}, run_ordered, UNORDERED
     ),
     "one thread waits for the turn, the others add": SourceMutation(KERNEL, {MY_TURN: ""}, run_ordered, UNORDERED),
     "a turn is passed on before all have added": SourceMutation(
@@ -109,7 +109,7 @@ MUTATIONS = {
     "a turn is not acquired": not_acquired(run_ordered),
     "a turn is not released": not_released(run_ordered),
     "a turn is never passed on": SourceMutation(
-        SUMS, {"store_release(counter, own + 1);": ""}, run_ordered, {"deadlock", "barrier"}
+        SUMS, {"store_release(counters + part, own + 1);": ";"}, run_ordered, {"deadlock", "barrier"}
     ),
 }
 

@@ -222,19 +222,26 @@ def test_what_turns_take_in_shared_memory_by_hand():
 
 
 def test_what_persistent_thread_blocks_take_in_shared_memory_by_hand():
-    """Two notes of tiles with their barriers and one of copies; a second K and V with theirs."""
+    """Two notes of tiles with their barriers; a second K and V with theirs."""
     plain = HopperBackwardShapes(HOPPER).shared_bytes
     persistent = HopperBackwardShapes(replace(HOPPER, persistent=True)).shared_bytes
-    assert persistent == plain + 2 * 16 + 3 * 16
+    assert persistent == plain + 2 * 16 + 2 * 16
     ahead = HopperBackwardShapes(replace(HOPPER, persistent=True, keys_ahead=True)).shared_bytes
     assert ahead == persistent + 4 * 16_384 + 4 * 16
 
 
-def test_pairs_that_add_in_order_are_told_of_no_tiles():
+def test_what_turns_of_those_who_finish_dq_take_in_shared_memory_by_hand():
+    """Two notes of turns; and of a pair, two that are sent if they are taken out of order, with their barriers."""
+
+    def bytes_of(config, **knobs):
+        return HopperBackwardShapes(replace(config, **knobs)).shared_bytes
+
     pair = parse_config("hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired")
-    for ordered, notes in ((False, 2 * 16 + 3 * 16), (True, 0)):
-        once, again = (replace(pair, ordered=ordered, persistent=persistent) for persistent in (False, True))
-        assert HopperBackwardShapes(again).shared_bytes == HopperBackwardShapes(once).shared_bytes + notes
+    assert bytes_of(HOPPER, ordered=True) == bytes_of(HOPPER) + 2 * 2 * 16
+    for ordered in (False, True):
+        assert bytes_of(HOPPER, ordered=ordered, finishes_dQ=True) == bytes_of(HOPPER, ordered=True) + 2 * 16
+    in_order = bytes_of(pair, ordered=True, finishes_dQ=True)
+    assert bytes_of(pair, finishes_dQ=True) == in_order + 2 * 16 + 2 * 16
 
 
 def test_two_thread_blocks_share_the_columns_of_dq_where_p_is_in_shared_memory():
@@ -312,9 +319,9 @@ REFUSED = {
         "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+keys_ahead",
         "persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead",
     ),
-    "hopper: dQ finished by thread blocks of one tile": (
-        "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+finishes_dQ",
-        "finishes dQ: persistent is off; thread blocks that take tiles one after the other can wait for those before",
+    "hopper: dQ finished by the copy engine": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_2_2+register_P+bulk_dQ+ordered+finishes_dQ",
+        "finishes dQ: bulk_dQ is on; the last block of keys to add to a block of dQ rounds the sum in registers",
     ),
     "hopper: P of two thread blocks": (
         "hopper backward (BF16, 128, 64, 64, 1): stages_2_2+register_P+paired",
@@ -376,8 +383,16 @@ def test_ampere_configs_that_cannot_be_fast_are_rejected(changes, reason):
 def test_every_head_dimension_has_a_default_that_is_worth_timing(family):
     for dtype, d_head, causal, length in product(DType, family.d_heads, (False, True), LENGTH_BUCKETS):
         config = family.default_config(Occasion(dtype, d_head, causal, length, length, None))
-        assert (config.dtype, config.d_head, config.ordered) == (dtype, d_head, False)
+        assert (config.dtype, config.d_head) == (dtype, d_head)
         assert rejection_reason(config) is None
+
+
+IN_ORDER = {
+    64: "(BF16, 64, 128, 128, 2): stages_2_2+register_P+ordered+persistent+keys_ahead+finishes_dQ",
+    128: "(BF16, 128, 64, 128, 2): stages_3_3+register_P+ordered+persistent+finishes_dQ",
+    256: "(BF16, 256, 64, 64, 2): stages_2_1+paired+ordered+persistent+finishes_dQ",
+}
+"""Without a mask."""
 
 
 @pytest.mark.parametrize(
@@ -386,10 +401,11 @@ def test_every_head_dimension_has_a_default_that_is_worth_timing(family):
         (64, False, LONG, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"),
         (64, True, LONGEST, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"),
         (128, False, LONGEST, "(BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead"),
-        (128, True, MEDIUM, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked"),
-        (256, True, MEDIUM, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent"),
-        (256, True, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent"),
-        (256, False, LONG, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent"),
+        (128, True, LONG, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked"),
+        (256, True, LONGEST, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent+finishes_dQ"),
+        (64, True, MEDIUM, IN_ORDER[64]),
+        (128, False, MEDIUM, IN_ORDER[128]),
+        (256, False, MEDIUM, IN_ORDER[256]),
     ],
 )
 def test_the_hopper_default_is_what_was_fastest_for_a_mask_and_length(d_head, causal, length, expected):
@@ -397,20 +413,15 @@ def test_the_hopper_default_is_what_was_fastest_for_a_mask_and_length(d_head, ca
     assert str(config) == f"hopper backward {expected}"
 
 
-@pytest.mark.parametrize(
-    ("d_head", "expected"),
-    [
-        (64, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+ordered+persistent+keys_ahead"),
-        (128, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+ordered+persistent"),
-        (256, "(BF16, 256, 64, 64, 2): stages_2_1+paired+ordered"),
-    ],
-)
-def test_in_order_hopper_has_one_default_for_all_masks_and_lengths(d_head, expected):
+@pytest.mark.parametrize(("d_head", "expected"), IN_ORDER.items())
+def test_in_order_hopper_has_one_default_for_all_lengths(d_head, expected):
+    """With a causal mask, steps that it leaves nothing of are left out where warpgroups can."""
     for causal, length in product((False, True), LENGTH_BUCKETS):
         config = HOPPER_BACKWARD.default_config(
             Occasion(DType.BF16, d_head, causal, length, length, None, ordered=True)
         )
-        assert str(config) == f"hopper backward {expected}"
+        assert str(replace(config, skips_masked=False)) == f"hopper backward {expected}"
+        assert config.skips_masked == (causal and d_head == 128)
 
 
 @pytest.mark.parametrize("d_head", AMPERE_BACKWARD.d_heads)

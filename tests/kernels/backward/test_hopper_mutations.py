@@ -91,15 +91,18 @@ def run_persistent_ordered() -> None:
     check_backward(replace(PERSISTENT, keys_ahead=True, ordered=True), problem(64, 256), multiprocessors=1)
 
 
-def run_finishing(**knobs: bool) -> None:
-    """Two thread blocks finish dQ of six heads of four blocks of keys each, in as many waves."""
-    several_heads = Problem.random((1, 6, 6, 64, 256, 64), DType.FP16)
-    check_backward(replace(PERSISTENT, finishes_dQ=True, **knobs), several_heads, multiprocessors=2)
+def run_finishing() -> None:
+    """Two thread blocks with two blocks of keys each; the last to add to a block of dQ rounds it."""
+    check_backward(replace(PERSISTENT, ordered=True, finishes_dQ=True), problem(64, 256), multiprocessors=2)
 
 
-def run_finishing_bulk() -> None:
-    """The same where the copy engine adds."""
-    run_finishing(bulk_dQ=True)
+def run_finishing_out_of_order() -> None:
+    check_backward(replace(PERSISTENT, finishes_dQ=True), problem(128, 256), multiprocessors=4)
+
+
+def run_finishing_pairs() -> None:
+    """Two pairs with three tiles each, which take turns out of order."""
+    check_backward(replace(PAIRED, persistent=True, finishes_dQ=True), problem(128, 768, 128), multiprocessors=4)
 
 
 def run_skipping() -> None:
@@ -147,7 +150,6 @@ RUNS = (
     run_persistent_bulk,
     run_persistent_ordered,
     run_finishing,
-    run_finishing_bulk,
     run_skipping,
     run_packed,
     run_one_stage,
@@ -201,17 +203,17 @@ RELEASED_HERE, RELEASED_IN_PAIR = (
     "mbarrier_arrive(slot.empty);",
     "mbarrier_arrive_remote(address_in_block(slot.empty, 0));",
 )
+ANNOUNCER = "who copies"
+"""Knows what it has announced itself."""
 TILE_READERS = (
     ("who computes", "compute_announced_tiles(", run_persistent, RELEASED_HERE),
-    ("who copies", "produce(", run_persistent, RELEASED_HERE),
+    (ANNOUNCER, "produce(", run_persistent, RELEASED_HERE),
     ("who has the copy engine add", "add_blocks_of_dQ(", run_persistent_bulk, RELEASED_HERE),
     ("who waits for turns", "wait_for_turns(", run_persistent_ordered, RELEASED_HERE),
     ("who passes turns on", "pass_turns(", run_persistent_ordered, RELEASED_HERE),
     ("who computes in a pair", "compute_announced_tiles(", run_persistent_pair, RELEASED_IN_PAIR),
     ("who copies in a pair", "produce(", run_persistent_pair, RELEASED_IN_PAIR),
     ("who sends weights", "send_weights(", run_persistent_pair, RELEASED_IN_PAIR),
-    ("who counts tiles", "count_tiles(", run_finishing, RELEASED_HERE),
-    ("who has the copy engine add and counts tiles", "add_blocks_of_dQ(", run_finishing_bulk, RELEASED_HERE),
 )
 MUTATIONS = {
     "K is read before it has arrived": no_wait("K(group).wait_until_full(keys_place().lap);", "async-copy"),
@@ -287,28 +289,22 @@ MUTATIONS = {
     "keys are never released": by(run_persistent, no_release("K(group).release();")),
     "values are never released": by(run_persistent, no_release("V(group).release();")),
     "the tile after the next is announced in the place of this one": by(
-        run_keys_ahead, no_wait("slot.wait_until_empty(TilePlace::after(index).lap);", "race", "mbarrier")
+        run_keys_ahead, no_wait("slot.wait_until_empty(TilePlace::after(index).lap);", "race", "mbarrier", "async-copy")
     ),
     "the tile after the next is announced to a pair in the place of this one": by(
         run_persistent_pair, no_wait("slot.wait_until_empty(TilePlace::after(index).lap);", "race", "mbarrier")
     ),
     "no tile is announced": by(
-        run_persistent, replace(no_release("mbarrier_arrive(slot.full);"), by_way_of="announce_tiles(")
+        run_persistent, replace(no_release("mbarrier_arrive(slot.full);"), by_way_of="announce(")
     ),
     "no tile is announced to the first thread block of a pair": by(
-        run_persistent_pair, replace(no_release("mbarrier_arrive(slot.full);"), by_way_of="announce_tiles(")
+        run_persistent_pair, replace(no_release("mbarrier_arrive(slot.full);"), by_way_of="announce(")
     ),
     "no tile is announced to the second thread block of a pair": by(
         run_persistent_pair, no_release("mbarrier_arrive_expecting_remote(full, bytes);")
     ),
     "the second thread block of a pair is not sent its tile": Mutation(
         "store_to_block_16B(", r"st\.async", {"deadlock"}, run=run_persistent_pair
-    ),
-    "who takes tiles is not told that the copies have been started": by(
-        run_persistent, no_release("mbarrier_arrive(shared.copies().full);")
-    ),
-    "who takes tiles for a pair is not told that the copies have been started": by(
-        run_persistent_pair, no_release("mbarrier_arrive(shared.copies().full);")
     ),
     **{
         f"{who} does not say that it has left a tile": by(run, replace(no_release(line), by_way_of=by_way_of))
@@ -319,6 +315,7 @@ MUTATIONS = {
             run, replace(no_wait(TILE_IS_ANNOUNCED, *TILES_READ_TOO_SOON), by_way_of=by_way_of)
         )
         for who, by_way_of, run, _ in TILE_READERS
+        if who != ANNOUNCER
     },
     "more bytes are announced than come": Mutation(
         ANNOUNCEMENT, r"mbarrier\.arrive\.expect_tx", {"deadlock"}, change=announcing(2**19)
@@ -339,14 +336,20 @@ MUTATIONS = {
     "nobody waits until rows of others are cleared": Mutation(
         "named_barrier_sync(barriers::consumers, consumer_threads);", SYNC, {"race"}, "clear_", run=run_packed
     ),
-    "a tile is counted before the consumers are done": by(
-        run_finishing, no_wait("mbarrier_wait(shared.done(index).full", "global-race")
+    "the second thread block of a pair reads a turn before it is sent": by(
+        run_finishing_pairs,
+        replace(no_wait("slot.wait_until_full(lap);", *TILES_READ_TOO_SOON), by_way_of="take_turn("),
     ),
-    "consumers do not say that they are done": by(
-        run_finishing, no_release("mbarrier_arrive(shared.done(index).full);")
+    "the turn after the next is sent in the place of this one": by(
+        run_finishing_pairs,
+        replace(no_wait("slot.wait_until_empty(lap);", "race", "mbarrier", "deadlock"), by_way_of="take_turn("),
     ),
-    "a tile is counted before the copy engine has added": Mutation(
-        "bulk_wait_until_added();", r"cp\.async\.bulk\.wait_group", {"global-race"}, run=run_finishing_bulk
+    "the second thread block of a pair does not say that it has read a turn": by(
+        run_finishing_pairs, replace(no_release(RELEASED_IN_PAIR), by_way_of="take_turn(")
+    ),
+    "the second thread block of a pair is not sent its turn": by(
+        run_finishing_pairs,
+        replace(no_release("mbarrier_arrive_expecting_remote(full, bytes);"), by_way_of="take_turn("),
     ),
     "consumers add before it is their turn": ordered(no_wait("shared.turn(step).wait_until_full(", *UNORDERED)),
     "a turn is passed on before all have added": ordered(
@@ -355,12 +358,12 @@ MUTATIONS = {
     "consumers are told of a turn while the one before the last is kept": ordered(
         no_wait("shared.passed_turn(turns).wait_until_empty(", *UNORDERED, "mbarrier", "deadlock")
     ),
-    "consumers are not told of their turn": ordered(no_release("mbarrier_arrive(shared.turn(turns).full);")),
+    "consumers are not told of their turn": ordered(no_release("mbarrier_arrive(slot.full);")),
     "nobody says that a turn has been passed on": ordered(
         no_release("mbarrier_arrive(shared.passed_turn(turns).empty);")
     ),
     "consumers do not say that they have added": ordered(no_release("shared.turn(step).release();")),
-    "a turn is never passed on": ordered(Mutation("turn.pass();", r"st\.release", {"deadlock"})),
+    "a turn is never passed on": ordered(Mutation("turn.pass<cfg::ordered>();", r"st\.release", {"deadlock"})),
     "one lane says that all have written dS": alone(FOR_ALL, "race", by_way_of="hand_over_weights("),
     "one lane says that all have written dQ": alone(FOR_ALL, "race", by_way_of="add_dQ(", run=run_bulk),
     "one lane says that all have added in their turn": alone(FOR_ALL, *UNORDERED, by_way_of="add_dQ(", run=run_ordered),
@@ -398,10 +401,10 @@ def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
 # --- Broken source -----------------------------------------------------------------------------------------------
 
 KERNEL, CONSUMER = "backward/hopper.cuh", "backward/hopper_consumer.cuh"
-SHARED, SUMS, WAVES = "backward/hopper_shared.cuh", "backward/dq_sums.cuh", "backward/waves.cuh"
-BEGUN = "if constexpr (cfg::paired)\n        cluster_sync();\n    else\n"
+SHARED, SUMS = "backward/hopper_shared.cuh", "backward/dq_sums.cuh"
 HANDED_ON = {"global-race"}
-WAVE_IS_NOT_DONE = "load_acquire(done(wave - behind)) != (uint64)tiles_of(wave - behind)"
+TURN_HAS_NOT_COME = "load_acquire(counters + part) < passed_on"
+BEGUN = "if constexpr (cfg::paired)\n        cluster_sync();\n    else\n"
 
 
 SOURCE_MUTATIONS = {
@@ -422,7 +425,7 @@ SOURCE_MUTATIONS = {
         {"race"},
     ),
     "a turn of the copy engine is not waited for": SourceMutation(
-        SUMS, {"load_acquire(counter) != own": "false"}, run_ordered_bulk, UNORDERED
+        SUMS, {TURN_HAS_NOT_COME: "false"}, run_ordered_bulk, UNORDERED
     ),
     "dS has one stage": SourceMutation(
         SHARED,
@@ -439,22 +442,21 @@ SOURCE_MUTATIONS = {
     "a step's note is overwritten before dQ is added": SourceMutation(
         SHARED, {"step % (2 * cfg::Q_stages)": "step % cfg::Q_stages"}, run_several_steps, {"race"}
     ),
-    "a turn is not waited for": SourceMutation(SUMS, {"load_acquire(counter) != own": "false"}, run_ordered, UNORDERED),
-    "dQ is finished before a wave is done": SourceMutation(
-        WAVES, {WAVE_IS_NOT_DONE: "false"}, run_finishing, HANDED_ON
+    "a turn is not waited for": SourceMutation(SUMS, {TURN_HAS_NOT_COME: "false"}, run_ordered, UNORDERED),
+    "dQ is finished before it is this block's turn": SourceMutation(
+        SUMS, {TURN_HAS_NOT_COME: "false"}, run_finishing, HANDED_ON
     ),
-    "tiles of other thread blocks are not acquired": SourceMutation(
-        WAVES,
-        {WAVE_IS_NOT_DONE: WAVE_IS_NOT_DONE.replace("load_acquire(", "*(volatile uint64 *)(")},
-        run_finishing,
-        HANDED_ON,
+    "dQ is finished before all others have added": SourceMutation(
+        SUMS, {"is_last() ? last : min(own, 1)": "min(own, 1)"}, run_finishing_out_of_order, HANDED_ON
     ),
-    "tiles are not released to other thread blocks": SourceMutation(
-        WAVES, {"add_acq_rel(": "add_relaxed("}, run_finishing, HANDED_ON
+    "sums are added to before the first has written them": SourceMutation(
+        SUMS, {"is_last() ? last : min(own, 1)": "is_last() ? last : 0"}, run_finishing_out_of_order, HANDED_ON
     ),
-    "sums of a wave lie where those two before it are finished": SourceMutation(
-        WAVES, {"kept = 2 * behind": "kept = behind"}, run_finishing, HANDED_ON
+    "turns out of order are not released": SourceMutation(
+        "ptx/reduce.cuh", {"red.release.gpu": "red.relaxed.gpu"}, run_finishing_out_of_order, HANDED_ON
     ),
+    "sums of others are not acquired before dQ is finished": replace(not_acquired(run_finishing), kinds=HANDED_ON),
+    "sums are not released to who finishes dQ": replace(not_released(run_finishing), kinds=HANDED_ON),
     "a turn is not acquired": not_acquired(run_ordered),
     "a turn is not released": not_released(run_ordered),
 }

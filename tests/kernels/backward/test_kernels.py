@@ -43,7 +43,8 @@ VARIANTS = {
 def default_of(family: str, d_head: int, *, causal: bool = False, length: str = LONG, ordered: bool = False) -> Any:
     (found,) = (each for each in families("backward") if each.name == family)
     occasion = Occasion(DType.BF16, d_head, causal, length, length, None, ordered=ordered)
-    return replace(found.default_config(occasion), ordered=ordered)
+    config: Any = found.default_config(occasion)
+    return replace(config, ordered=True) if ordered else config
 
 
 def bearable(config: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashwright.kernels.backward.launch import WAVES_KEPT, BackwardLaunch, Scratch, scratch_for
+from flashwright.kernels.backward.launch import BackwardLaunch, Scratch, scratch_for
 from flashwright.kernels.forward.launch import PackedSequences
 from flashwright.kernels.launch import Sizes
 from flashwright.kernels.registry import family_of, parse_config
-from flashwright.kernels.source import device_headers
 from flashwright.kernels.tensors import DeviceTensor
 from flashwright.problem.dtypes import DType
 
@@ -49,8 +47,8 @@ def test_scratch_by_hand():
     assert scratch.padded_rows == 320
     assert (scratch.row_lse, scratch.row_dot, scratch.dQ_sums) == (0, 4 * rows, 8 * rows)
     assert scratch.turns == 8 * rows + 4 * 128 * rows
-    assert scratch.tiles_taken == scratch.turns + 2 * 4 * 40  # two counters for each of 40 blocks
-    assert scratch.total == scratch.turns + 512  # with a count of 8 bytes, rounded up
+    assert scratch.tiles_taken == scratch.turns + 4 * 4 * 40  # four counters for each of 40 blocks
+    assert scratch.total == scratch.turns + 768  # with a count of 8 bytes, rounded up
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=9), st.integers(0, 100))
@@ -70,26 +68,9 @@ def test_packed_sequences_begin_with_whole_blocks_that_do_not_overlap_and_fit(le
 def test_no_memory_beyond_rows_and_the_sums_of_dq(config):
     """However many keys there are."""
     q = tensor("q", 1, 8, 1024, 128)
-    rules = family_of(config).launch_rules
-    few, many = (scratch_for(rules, config, q, tensor("k", 1, 8, keys, 128), None, 132) for keys in (128, 2**20))
+    few, many = (scratch_for(config, q, tensor("k", 1, 8, keys, 128), None) for keys in (128, 2**20))
     assert few == many
     assert many.total <= 8 * 1024 * 4 * (128 + 2 + 1)
-
-
-def test_memory_has_room_for_as_many_waves_as_the_kernel_keeps():
-    header = dict(device_headers())["backward/waves.cuh"]
-    behind = int(re.search(r"behind = (\d+), kept = 2 \* behind;", header)[1])
-    assert 2 * behind == WAVES_KEPT
-
-
-def test_a_kernel_that_finishes_dq_keeps_sums_for_four_waves():
-    """A wave is heads with two blocks of keys for each multiprocessor: of 1,024 keys, 128 each, 33 heads."""
-    config = replace(HOPPER, persistent=True, finishes_dQ=True)
-    rules = family_of(config).launch_rules
-    q, k = (tensor(name, 64, 16, 1024, 128) for name in "qk")
-    scratch, whole = (scratch_for(rules, each, q, k, None, 132) for each in (config, HOPPER))
-    assert scratch.turns - scratch.dQ_sums == 4 * 33 * 1024 * 128 * 4
-    assert whole.turns - whole.dQ_sums == 64 * 16 * 1024 * 128 * 4
 
 
 # --- Grids and parameters ----------------------------------------------------------------------------------------
@@ -116,18 +97,28 @@ def test_persistent_thread_blocks_are_as_many_as_multiprocessors_or_as_blocks_of
 
 @pytest.mark.parametrize(("multiprocessors", "blocks"), [(132, 32), (7, 6), (1, 2)])
 def test_persistent_pairs_are_as_many_as_find_two_multiprocessors_each(multiprocessors, blocks):
-    """At least one, and as many as have two blocks of keys. In order, each has no more than that."""
+    """At least one, and as many as have two blocks of keys."""
     pairs = parse_config("hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent")
     grid = family_of(pairs).launch_rules.grid
     assert grid(pairs, 8, 2, 2, multiprocessors) == (blocks, 1, 1)
-    assert grid(replace(pairs, ordered=True), 8, 2, 2, multiprocessors) == (8 * 2 * 2, 1, 1)
 
 
-@FAMILIES
-@pytest.mark.parametrize(("keys", "at_once"), [(8192, 4), (2048, 16), (512, 32), (65536, 1)])
-def test_heads_take_turns_until_each_of_132_multiprocessors_has_two_blocks_of_keys(config, keys, at_once):
-    found = launch(config, tensors((2, 32, 64, 128), (2, 16, keys, 128)))
-    assert found.arguments.pairs_at_once == at_once  # of 32 heads of keys
+@pytest.mark.parametrize(
+    ("rows", "keys", "of_ampere", "of_hopper"),
+    [(8192, 8192, 4, 2), (2048, 2048, 16, 8), (512, 512, 32, 32), (65536, 65536, 1, 1), (512, 8192, 32, 32)],
+)
+def test_heads_take_turns_until_132_multiprocessors_have_enough_blocks_of_keys_or_of_queries(
+    rows, keys, of_ampere, of_hopper
+):
+    """One each of the Hopper kernels, two of the others; of 32 heads."""
+    for config, at_once in ((AMPERE, of_ampere), (HOPPER, of_hopper)):
+        found = launch(config, tensors((2, 16, rows, 128), (2, 16, keys, 128)))
+        assert found.arguments.pairs_at_once == at_once
+
+
+def test_heads_that_share_keys_are_counted_as_rows():
+    found = launch(HOPPER, tensors((2, 64, 512, 128), (2, 16, 8192, 128)))
+    assert found.arguments.pairs_at_once == 132 * 128 // (4 * 512)
 
 
 @FAMILIES

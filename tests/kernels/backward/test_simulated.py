@@ -41,6 +41,7 @@ HOPPER_CLUSTER = "hopper backward (FP16, 128, 64, 64, 1): stages_2_1+paired"
 """Two thread blocks add half of the columns of dQ each."""
 HOPPER_PAIRS = HOPPER_CLUSTER + "+persistent"
 HOPPER_PERSISTENT = "hopper backward (FP16, 64, 64, 64, 1): stages_2_2+register_P+persistent"
+FINISHING = HOPPER_PERSISTENT.replace("+pers", "+ordered+pers") + "+finishes_dQ"
 FAMILIES = pytest.mark.parametrize("config", [AMPERE, HOPPER], ids=["ampere", "hopper"])
 CAUSAL, CAUSAL_TOP_LEFT = Window(right=0), Window(right=0, bottom_right=False)
 
@@ -210,24 +211,39 @@ PERSISTENT = {
         (1, 2, 1, 65, 200),
         Window(left=90, right=30),
     ),
-    "dQ finished by tiles of later heads": (HOPPER_PERSISTENT + "+finishes_dQ", (2, 3, 3, 100, 130), CAUSAL),
-    "dQ of grouped heads finished, the last rows of a block missing": (
-        HOPPER_PERSISTENT + "+keys_ahead+finishes_dQ",
-        (3, 4, 2, 70, 100),
+    "dQ finished in any order": (HOPPER_PERSISTENT + "+keys_ahead+finishes_dQ", (2, 2, 2, 100, 130), CAUSAL),
+    "dQ finished in any order, grouped heads, a left edge": (
+        HOPPER_PERSISTENT + "+finishes_dQ",
+        (1, 4, 2, 150, 170),
         Window(left=50),
     ),
-    "dQ added by the copy engine and finished": (
-        "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead+finishes_dQ",
-        (1, 6, 6, 130, 300),
-        CAUSAL,
-    ),
-    "dQ finished where two warpgroups share keys": (
-        "hopper backward (BF16, 256, 64, 64, 2): stages_2_2+persistent+finishes_dQ",
-        (1, 5, 5, 65, 200),
+    "dQ finished in any order by pairs of thread blocks": (HOPPER_PAIRS + "+finishes_dQ", (1, 2, 2, 130, 300), CAUSAL),
+    "dQ finished in any order by pairs of one tile each": (
+        HOPPER_CLUSTER + "+finishes_dQ",
+        (1, 2, 1, 130, 300),
         Window(),
     ),
-    "dQ finished by pairs of thread blocks": (HOPPER_PAIRS + "+finishes_dQ", (1, 6, 6, 70, 200), CAUSAL),
-    "fewer heads than waves behind": (HOPPER_PERSISTENT + "+finishes_dQ", (1, 1, 1, 70, 200), CAUSAL_TOP_LEFT),
+    "dQ finished by the last block of keys": (FINISHING + "+keys_ahead", (2, 2, 2, 100, 130), CAUSAL),
+    "dQ of grouped heads finished, a left edge": (FINISHING + "+keys_ahead", (1, 4, 2, 150, 170), Window(left=50)),
+    "dQ finished, first rows without keys": (FINISHING, (1, 1, 1, 260, 100), CAUSAL),
+    "dQ finished, last rows without keys": (FINISHING, (1, 1, 1, 260, 70), Window(left=5, bottom_right=False)),
+    "dQ finished, a window that neither edge of a block meets": (FINISHING, (1, 1, 1, 200, 330), Window(20, 30)),
+    "dQ finished where two warpgroups share keys": (
+        "hopper backward (BF16, 256, 64, 64, 2): stages_2_2+ordered+persistent+finishes_dQ",
+        (1, 2, 2, 65, 200),
+        Window(),
+    ),
+    "dQ finished, two warpgroups along its columns": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+ordered+persistent+finishes_dQ",
+        (1, 2, 1, 130, 260),
+        CAUSAL,
+    ),
+    "dQ finished, two warpgroups along its rows": (
+        "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+ordered+persistent+keys_ahead+finishes_dQ",
+        (1, 1, 1, 200, 300),
+        CAUSAL,
+    ),
+    "dQ finished by pairs of thread blocks": (HOPPER_CLUSTER + "+ordered+finishes_dQ", (1, 2, 2, 70, 300), CAUSAL),
     "pairs, keys that no row attends to, grouped heads": (HOPPER_PAIRS, (1, 2, 1, 70, 400), CAUSAL_TOP_LEFT),
     "pairs, an odd number of blocks of keys, two batches": (HOPPER_PAIRS, (2, 2, 2, 130, 260), CAUSAL),
     "pairs, all rows attend to all keys": (HOPPER_PAIRS, (1, 1, 1, 70, 500), Window()),
@@ -242,9 +258,9 @@ PERSISTENT = {
 SLOW_PERSISTENT = (
     "pairs, all rows attend to all keys",
     "pairs that add to dQ in order",
-    "dQ added by the copy engine and finished",
     "dQ finished where two warpgroups share keys",
-    "fewer heads than waves behind",
+    "dQ finished, two warpgroups along its rows",
+    "dQ finished in any order by pairs of one tile each",
 )
 
 
@@ -258,25 +274,24 @@ def test_persistent_thread_blocks_compute_every_block_of_keys(case):
     assert found.run.findings == []
 
 
-def test_a_kernel_that_finishes_dQ_has_none_after_it_and_keeps_sums_for_few_heads():
-    """Sums for four waves: of two multiprocessors' worth of tiles, one head each."""
-    config = parse_config(HOPPER_PERSISTENT)
-    problem = Problem.random((1, 6, 6, 64, 256, 64), config.dtype)
-    apart, finished = (
-        check_backward(each, problem, multiprocessors=2) for each in (config, replace(config, finishes_dQ=True))
-    )
-    assert list(apart.companions) == ["rows", "dq"]
-    assert list(finished.companions) == ["rows"]
-    cleared = [each.companions["rows"].counters.bytes_registers_to_global for each in (apart, finished)]
-    assert cleared[0] - cleared[1] == 2 * 64 * 64 * 4 - 6 * 8  # two of six heads, and a counter of each wave
+def test_a_kernel_that_finishes_dQ_has_none_after_it_and_needs_no_sums_at_zero():
+    apart = parse_config(HOPPER_PERSISTENT.replace("+pers", "+ordered+pers"))
+    problem = Problem.random((1, 6, 6, 64, 256, 64), apart.dtype)
+    two, one = (check_backward(each, problem, multiprocessors=2) for each in (apart, replace(apart, finishes_dQ=True)))
+    assert list(two.companions) == ["rows", "dq"]
+    assert list(one.companions) == ["rows"]
+    cleared = [each.companions["rows"].counters.bytes_registers_to_global for each in (two, one)]
+    assert cleared[0] - cleared[1] == 6 * 64 * 64 * 4
+    assert np.array_equal(bits(two.dq), bits(one.dq))
 
 
-def test_packed_sequences_and_sums_in_order_are_finished_by_a_kernel_of_its_own():
-    config = parse_config(HOPPER_PERSISTENT + "+finishes_dQ")
-    check_packed_backward(config, [(40, 50), (70, 30), (3, 200)], multiprocessors=2)
-    in_order = replace(config, ordered=True)
-    found = check_backward(in_order, Problem.random((1, 2, 2, 70, 130, 64), config.dtype), multiprocessors=2)
-    assert "dq" in found.companions
+@pytest.mark.parametrize(
+    ("text", "window"), [(FINISHING, CAUSAL), (HOPPER_PERSISTENT + "+finishes_dQ", Window(left=40, right=0))]
+)
+def test_dQ_of_packed_sequences_is_finished_and_zero_where_no_key_is_attended_to(text, window):
+    """Rows of no sequence, and those of sequences with more rows than keys, among them."""
+    sequences = [(40, 50), (170, 30), (3, 200), (70, 0)]
+    check_packed_backward(parse_config(text), sequences, options=AttentionOptions(window), multiprocessors=2)
 
 
 def test_vector_reductions_give_the_same_sums():
@@ -453,11 +468,11 @@ BACKWARDS = families("backward")
 
 
 def space_of(family: KernelFamily) -> list[Any]:
-    """What a search times. Every other one adds to dQ in order."""
+    """What a search times. Every other one adds to dQ in order, and those that finish it."""
     kept = [
         config for d_head in family.d_heads for config, reason in family.space.configs(DType.BF16, d_head) if not reason
     ]
-    return [replace(config, ordered=bool(number % 2)) for number, config in enumerate(kept)]
+    return [replace(config, ordered=config.ordered or bool(number % 2)) for number, config in enumerate(kept)]
 
 
 def default_of(family: KernelFamily, dtype: DType, d_head: int, **kind: Any) -> Any:

@@ -6,6 +6,7 @@
 // block is one stretch too.
 #pragma once
 #include "attention/key_tile.cuh"
+#include "ptx/atomics.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/reduce.cuh"
 #include "tile/accumulator.cuh"
@@ -39,18 +40,46 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
                         reduce_add_global(block + offset(thread, m, n, i), c[m][n][i]);
     }
 
+    // The same where nothing has been added yet: what lies there is not read.
+    static DEVICE void put(float *block, const Accumulator &c, int thread) {
+        static_assert(in_vectors);
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m)
+#pragma unroll
+            for (int n = 0; n < column_tiles; ++n)
+                store_global_16B(block + offset(thread, m, n, 0), as_vector(c[m][n]));
+    }
+    // The other way: adds the sums to a thread's accumulators.
+    static DEVICE void collect(Accumulator &c, const float *block, int thread) {
+        static_assert(in_vectors);
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) {
+            Vector16B sums[column_tiles];
+#pragma unroll
+            for (int n = 0; n < column_tiles; ++n)
+                sums[n] = load_global_16B(block + offset(thread, m, n, 0));
+#pragma unroll
+            for (int n = 0; n < column_tiles; ++n)
+#pragma unroll
+                for (int i = 0; i < accumulator_values; ++i)
+                    c[m][n][i] += __uint_as_float(sums[n].words[i]);
+        }
+    }
+
     // Writes a thread's accumulators to shared memory, where they lie as in the sums.
     static DEVICE void store(uint32 shared, const Accumulator &c) {
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
-            for (int n = 0; n < column_tiles; ++n) {
-                Vector16B v;
+            for (int n = 0; n < column_tiles; ++n)
+                store_shared_16B(shared + offset(threadIdx.x, m, n, 0) * sizeof(float), as_vector(c[m][n]));
+    }
+    static DEVICE Vector16B as_vector(const float (&values)[accumulator_values]) {
+        Vector16B v;
 #pragma unroll
-                for (int i = 0; i < accumulator_values; ++i)
-                    v.words[i] = __float_as_uint(c[m][n][i]);
-                store_shared_16B(shared + offset(threadIdx.x, m, n, 0) * sizeof(float), v);
-            }
+        for (int i = 0; i < accumulator_values; ++i)
+            v.words[i] = __float_as_uint(values[i]);
+        return v;
     }
 
     // Where an accumulator of a thread lies.
@@ -97,40 +126,52 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
         }
         return rows_;
     }
-    static DEVICE void clear(float *block, const Piece &piece) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            store_global_16B(block + piece.stretch(j), Vector16B{});
-    }
 };
 
-// In order, so that sums have the same bits in every run: the blocks of keys add to a block of dQ one after the other,
-// from the last that visits it to the first. Thread blocks of later keys are launched first: none waits for one that has
-// not begun.
+// Blocks of keys take turns at adding to a block of dQ, each once.
 //
-// Blocks of keys that work together have a turn together. If they add to other columns, each has a counter of its own.
+// In order, so that sums have the same bits in every run: one after the other, from the last that visits it to the first.
+// Thread blocks of later keys are launched first: none waits for one that has not begun.
+//
+// Out of order, turns are numbered as they are asked for, and it matters only who is first and who is last. The first
+// writes over what is there, and the others wait for it; the last waits for all others. Whoever waits does so for turns
+// that were taken before: none waits in a circle.
+//
+// Blocks of keys that work together have a turn together. If they add to other columns, each counts for itself.
 struct Turn {
-    static constexpr int most_together = 2;
+    static constexpr int most_together = 2, words = 4; // what is counted of a block of dQ: turns passed on by each, and taken
 
-    int *counter;
-    int own;
+    int *counters;
+    int part; // of those that work together
+    int own, last; // numbers from 0 on; the own one is what it is in order
 
     template <class Work, int block_queries, int block_keys, int together = 1>
-    static DEVICE Turn of(const BackwardArguments &args, const Work &work, const QueryStep &step, int counter = 0) {
+    static DEVICE Turn of(const BackwardArguments &args, const Work &work, const QueryStep &step, int part = 0) {
+        constexpr int keys_of_turn = together * block_keys;
         const int last_row = min(step.first_row + block_queries, work.sequence.q_length) - 1;
-        const int last_turn = work.window.last_key(last_row) / (together * block_keys);
+        const int begins = work.window.last_key(last_row) / keys_of_turn;
+        const int ends = work.window.first_key(step.first_row) / keys_of_turn;
         const int64 row = padded_row<block_queries>(args, work.sequence, step.head, work.tile.batch) + step.first_row;
-        return {counters(args, row / block_queries) + counter, last_turn - work.tile.kv_block / together};
+        return {counters_of(args, row / block_queries), part, begins - work.tile.kv_block / together, begins - ends};
     }
+    static DEVICE int *counters_of(const BackwardArguments &args, int64 block) { return args.turns + words * block; }
 
-    // Of a block of dQ.
-    static DEVICE int *counters(const BackwardArguments &args, int64 block) { return args.turns + most_together * block; }
+    DEVICE bool is_first() const { return own == 0; }
+    DEVICE bool is_last() const { return own == last; }
 
+    // Out of order: the number of a turn that nobody else has.
+    DEVICE int take() const { return add_relaxed(counters + most_together, 1); }
     // By one thread, before the others are let through a barrier.
-    DEVICE void wait() const {
-        while (load_acquire(counter) != own) {
+    template <bool in_order = true> DEVICE void wait() const {
+        const int passed_on = in_order ? own : is_last() ? last : min(own, 1);
+        while (load_acquire(counters + part) < passed_on) {
         }
     }
     // By one thread, behind a barrier after all additions.
-    DEVICE void pass() const { store_release(counter, own + 1); }
+    template <bool in_order = true> DEVICE void pass() const {
+        if constexpr (in_order)
+            store_release(counters + part, own + 1);
+        else
+            add_release(counters + part, 1);
+    }
 };

@@ -7,8 +7,9 @@
 //
 // A persistent thread block owns several blocks of keys, one after the other: while the consumers leave one, the next
 // one's first blocks of Q and dO, and its K and V where there is room for two, are copied. It takes them from a common
-// count; of a pair, the first thread block takes them for both. It may finish dQ, too: of heads all of whose keys have
-// been visited.
+// count; of a pair, the first thread block takes them for both.
+//
+// Where blocks of keys take turns at a block of dQ, the last may finish it: then no kernel comes after.
 #pragma once
 #include "backward/hopper_consumer.cuh"
 #include "backward/hopper_producer.cuh"
@@ -40,16 +41,12 @@ __global__ void __cluster_dims__(shape::together) __launch_bounds__(consumer_thr
             add_blocks_of_dQ(args, shared);
         if (cfg::paired && is_first_of(2))
             send_weights(args, shared);
-        if (shape::announces_tiles && is_first_of(cfg::paired ? 3 : 2) && (!cfg::paired || rank_in_cluster() == 0))
-            announce_tiles(args, shared);
-        if (cfg::ordered && !cfg::bulk_dQ) {
+        if (shape::takes_turns) {
             if (is_first_of(1))
                 wait_for_turns(args, shared);
             if (is_first_of(3))
                 pass_turns(args, shared);
         }
-        if (shape::finishes_dQ && !cfg::bulk_dQ && is_first_of(1))
-            count_tiles(args, shared);
     } else {
         take_registers<shape::consumer_registers>();
         Consumer{args, shared}.run();

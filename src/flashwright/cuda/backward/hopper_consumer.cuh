@@ -69,42 +69,11 @@ struct Consumer {
             const int steps = uniform(TileNote::read(slot.data).steps);
             if (steps == TileNote::none)
                 return;
-            const bool has_keys = !shape::finishes_dQ || steps != TileNote::keyless;
-            if constexpr (shape::finishes_dQ)
-                finish_dQ_of_wave();
-            if (has_keys) {
-                compute(step, step + steps);
-                step += steps;
-            }
+            compute(step, step + steps);
+            step += steps;
             __syncwarp(); // the first lane releases what all have read
-            if (lane_index() == 0) {
-                TileNote::release(slot);
-                if (shape::finishes_dQ && has_keys)
-                    mbarrier_arrive(shared.done(index).full);
-            }
-        }
-    }
-    // This tile's part of dQ of the wave two before its own.
-    DEVICE void finish_dQ_of_wave() const {
-        const Waves waves{args.backward};
-        const Waves::Place place = waves.of(tile());
-        if (place.wave < Waves::behind)
-            return;
-        const ForwardArguments &forward = args.backward.forward;
-        // The other thread block of a pair has waited for this: what it knows of others is not known here.
-        if constexpr (cfg::paired) {
             if (lane_index() == 0)
-                waves.wait_for_turn_of(place.wave);
-            __syncwarp();
-        }
-        const int wave = place.wave - Waves::behind, heads = forward.q_heads_per_kv_head;
-        const int blocks = waves.pairs_of(wave) * heads * forward.q_blocks;
-#pragma unroll 1
-        for (int i = place.tile; i < blocks; i += waves.tiles_of(place.wave)) {
-            const int head = waves.first_pair(wave) * heads + i / forward.q_blocks; // of Q, through all batches
-            const int batch = head / forward.q_heads, first_row = i % forward.q_blocks * cfg::B_r;
-            const QueryTile queries(args.backward, head - batch * forward.q_heads, batch, first_row);
-            ::finish_dQ<consumer_threads, true>(args.backward, queries, threadIdx.x);
+                TileNote::release(slot);
         }
     }
     // A tile, by all its steps.
@@ -412,13 +381,41 @@ struct Consumer {
                 mbarrier_arrive(slot.full);
             return;
         }
-        if constexpr (cfg::ordered)
+        if constexpr (shape::takes_turns)
             shared.turn(step).wait_until_full(OrderPlace::after(step).lap);
-        Sums::add(sums, dQ, dQ_group() * warpgroup_threads + threadIdx.x % warpgroup_threads);
-        if constexpr (cfg::ordered) {
+        const int thread = dQ_group() * warpgroup_threads + threadIdx.x % warpgroup_threads;
+        if constexpr (cfg::finishes_dQ)
+            add_or_finish_dQ(step, sums, thread);
+        else
+            Sums::add(sums, dQ, thread);
+        if constexpr (shape::takes_turns) {
             __syncwarp(); // the first lane speaks for all
             shared.turn(step).release();
         }
+    }
+
+    // The first to add to a block of dQ finds nothing there; the last finishes it.
+    DEVICE void add_or_finish_dQ(int step, float *sums, int thread) {
+        const TurnNote turn = TurnNote::read(shared.turn(step).data);
+        if (turn.is_last) {
+            if (!turn.is_first)
+                Sums::collect(dQ, sums, thread);
+            store_dQ(turn.dQ_rows, StepNote::read(shared.note(step)).rows, thread / warp_threads);
+        } else if (turn.is_first) {
+            Sums::put(sums, dQ, thread);
+        } else {
+            Sums::add(sums, dQ, thread);
+        }
+    }
+    // Those of a block's `rows` and columns that are a warp's.
+    DEVICE void store_dQ(char *first_row, int rows, int warp) {
+        static_assert(Sums::row_tiles == 1);
+        const int row = Sums::first_row(warp), column = Sums::first_column(warp);
+        const int64 stride = row_stride_bytes<0>(args.backward.dQ);
+        scale_row(dQ[0], 0, args.backward.gradient_scale);
+        scale_row(dQ[0], 1, args.backward.gradient_scale);
+        write_rows<cfg::dtype, variant::accumulates, 8>(first_row + row * stride + column * gradient_bytes, stride, dQ[0],
+                                                        rows - row, tensor_columns - column);
     }
 
     // --- Operands ---

@@ -1,5 +1,5 @@
-// What does not compute in the Hopper backward: one thread starts the copy engine's copies, another waits for turns, and
-// of a persistent thread block, or of a pair, one takes tiles.
+// What does not compute in the Hopper backward: one thread starts the copy engine's copies, and takes the tiles of a
+// persistent thread block; others send weights, have dQ added, wait for turns and pass them on.
 #pragma once
 #include "backward/hopper_shared.cuh"
 #include "ptx/atomics.cuh"
@@ -87,32 +87,29 @@ struct Producer {
     }
 };
 
-// What a persistent thread block is told of its tiles, for one thread: `visit` is given each with its number.
-template <class Visit> DEVICE void for_each_announcement(const SharedMemory &shared, const Visit &visit) {
-#pragma unroll 1
-    for (int index = 0;; ++index) {
-        const Slot slot = shared.tile(index);
-        slot.wait_until_full(TilePlace::after(index).lap);
-        const TileNote note = TileNote::read(slot.data);
-        if (note.is_none())
-            return;
-        visit(note, index);
-        TileNote::release(slot);
-    }
-}
+struct ReadsOnly {
+    DEVICE void operator()(int) const {}
+};
 
 // The tiles of a thread block, for one thread: `visit` is given each with its steps, the number of steps before them, and
-// its own number.
-template <class Visit>
-DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &shared, const Visit &visit) {
+// its own number. `announce` is called before each tile of a persistent thread block is known.
+template <class Visit, class Announce = ReadsOnly>
+DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &shared, const Visit &visit,
+                          const Announce &announce = {}) {
     if constexpr (shape::announces_tiles) {
         int first_step = 0;
-        for_each_announcement(shared, [&](const TileNote &note, int index) {
-            if (!note.has_keys())
+#pragma unroll 1
+        for (int index = 0;; ++index) {
+            announce(index);
+            const Slot slot = shared.tile(index);
+            slot.wait_until_full(TilePlace::after(index).lap);
+            const TileNote note = TileNote::read(slot.data);
+            if (note.is_none())
                 return;
             visit(work_of(args.backward, note.tile), note.steps, first_step, index);
             first_step += note.steps;
-        });
+            TileNote::release(slot);
+        }
     } else {
         const Work work = work_of(args.backward, blockIdx.x);
         if (const int steps = work.steps(args.backward); steps > 0)
@@ -120,70 +117,53 @@ DEVICE void for_each_tile(const HopperArguments &args, const SharedMemory &share
     }
 }
 
-// Announces the tiles of a persistent thread block: the first by its own number, then each that nobody has taken when the
-// copies for the one before have been started. Later would leave the copy engine idle; earlier would leave a tile to a
-// thread block that is busy while others have none. In order or in waves, the first is taken too: tiles wait for those
-// before them, which are then all of thread blocks that have begun.
+// Takes the tiles of a persistent thread block and announces them to all that read them, the thread that copies among
+// them: the first by the thread block's own number, then each that nobody has taken when the copies for the one before
+// have been started. Later would leave the copy engine idle; earlier would leave a tile to a thread block that is busy
+// while others have none. In order, the first is taken too: tiles wait for those before them, which are then all of thread
+// blocks that have begun.
 //
 // A pair takes two neighbouring tiles, which have the same steps, when the copies of its first thread block have been
 // started.
-DEVICE void announce_tiles(const HopperArguments &args, const SharedMemory &shared) {
-    constexpr bool takes_first = cfg::ordered || shape::finishes_dQ;
-    const BackwardArguments &backward = args.backward;
-    const Waves waves{backward};
-    const int with_keys = key_tiles(backward), tiles = shape::finishes_dQ ? waves.tiles() : with_keys;
-    const int first_taken = takes_first ? 0 : gridDim.x;
-    const auto next = [&] { return first_taken + shape::together * (int)add_relaxed(backward.tiles_taken, 1); };
-    int tile = takes_first ? next() : blockIdx.x;
-#pragma unroll 1
-    for (int index = 0;; ++index) {
+struct Announcer {
+    const BackwardArguments &args;
+    const SharedMemory &shared;
+
+    DEVICE void announce(int index) const {
+        const int tiles = key_tiles(args);
+        int tile = index == 0 && !cfg::ordered ? blockIdx.x : take();
         // Packed sequences have places for tiles that they do not need.
-        while (tile < with_keys && !work_of(backward, tile).exists())
-            tile = next();
-        const bool is_none = tile >= tiles, has_keys = tile < with_keys;
-        if (shape::finishes_dQ && !is_none)
-            waves.wait_for_turn_of(waves.of(tile).wave);
+        while (tile < tiles && !work_of(args, tile).exists())
+            tile = take();
+        const bool is_none = tile >= tiles;
         const Slot slot = shared.tile(index);
         slot.wait_until_empty(TilePlace::after(index).lap);
-        const int steps = has_keys  ? work_of(backward, tile).steps(backward)
-                          : is_none ? TileNote::none
-                                    : TileNote::keyless;
+        const int steps = is_none ? TileNote::none : work_of(args, tile).steps(args);
         TileNote{tile, steps}.announce(slot);
-        if constexpr (cfg::paired)
+        if constexpr (cfg::paired) {
             TileNote{tile + 1, steps}.announce_in_block(slot, 1);
-        if (is_none) {
             // Until the last tile has been released: nothing arrives from the other thread block when this one has ended.
-            if constexpr (cfg::paired)
+            if (is_none)
                 shared.tile(index + 1).wait_until_empty(TilePlace::after(index + 1).lap);
-            return;
         }
-        if (has_keys)
-            shared.copies().wait_until_full(TurnPlace::after(index).lap);
-        tile = next();
     }
-}
 
-// Counts a tile, for the waves behind it, when the consumers are done with it. Behind all additions of other threads to dQ.
-DEVICE void count_tile(const HopperArguments &args, const SharedMemory &shared, int tile, int index) {
-    const Waves waves{args.backward};
-    mbarrier_wait(shared.done(index).full, TilePlace::after(index).lap);
-    waves.count_tile(waves.of(tile).wave);
-}
-// Nobody waits for those without keys.
-DEVICE void count_tiles(const HopperArguments &args, const SharedMemory &shared) {
-    for_each_announcement(shared, [&](const TileNote &note, int index) {
-        if (note.has_keys())
-            count_tile(args, shared, note.tile, index);
-    });
-}
+  private:
+    DEVICE int take() const {
+        return (cfg::ordered ? 0 : gridDim.x) + shape::together * (int)add_relaxed(args.tiles_taken, 1);
+    }
+};
 
 DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
     Producer producer{args, shared};
-    for_each_tile(args, shared, [&](const Work &work, int steps, int first_step, int index) {
-        producer.copy(work, steps, first_step, index);
-        if constexpr (shape::announces_tiles)
-            mbarrier_arrive(shared.copies().full);
-    });
+    const Announcer announcer{args.backward, shared};
+    for_each_tile(
+        args, shared,
+        [&](const Work &work, int steps, int first_step, int index) { producer.copy(work, steps, first_step, index); },
+        [&](int index) {
+            if (!cfg::paired || rank_in_cluster() == 0)
+                announcer.announce(index);
+        });
 }
 
 // Sends dS to the other thread block of a pair, and announces what that one sends.
@@ -205,11 +185,6 @@ DEVICE void send_weights(const HopperArguments &args, const SharedMemory &shared
     });
 }
 
-DEVICE Turn turn_of(const HopperArguments &args, const Work &work, const QueryStep &step) {
-    return Turn::of<Work, cfg::B_r, cfg::B_c, shape::together>(args.backward, work, step,
-                                                               cfg::paired ? rank_in_cluster() : 0);
-}
-
 // Gives each part of dQ back as soon as the copy engine has read it.
 template <int part = 0> DEVICE void free_parts_of_dQ(const SharedMemory &shared) {
     if constexpr (part < cfg::n_consumers) {
@@ -223,12 +198,12 @@ template <int part = 0> DEVICE void free_parts_of_dQ(const SharedMemory &shared)
 // waits for another.
 DEVICE void add_blocks_of_dQ(const HopperArguments &args, const SharedMemory &shared) {
     TurnPlace place;
-    const auto add = [&](const Work &work, int steps, int, int) {
+    for_each_tile(args, shared, [&](const Work &work, int steps, int, int) {
         const QuerySteps<Work> query_steps{args.backward, work};
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             const QueryStep at = query_steps.at(step);
-            const Turn turn = turn_of(args, work, at);
+            const Turn turn = turn_of(args.backward, work, at);
             float *const sums = dQ_sums_of(args.backward, work, at);
             if constexpr (cfg::ordered)
                 turn.wait();
@@ -247,19 +222,26 @@ DEVICE void add_blocks_of_dQ(const HopperArguments &args, const SharedMemory &sh
             }
             place.advance();
         }
-    };
-    if constexpr (shape::finishes_dQ)
-        for_each_announcement(shared, [&](const TileNote &note, int index) {
-            if (!note.has_keys())
-                return;
-            fence_async_proxy_of_global(); // others have cleared the sums
-            add(work_of(args.backward, note.tile), note.steps, 0, 0);
-            bulk_wait_until_added();
-            count_tile(args, shared, note.tile, index);
-        });
-    else
-        for_each_tile(args, shared, add);
+    });
     // What it has read, it adds before the grid ends.
+}
+
+// Out of order: takes the turn for both thread blocks of a pair, so that their columns have the same order.
+DEVICE int take_turn(const SharedMemory &shared, const Turn &turn, int turns) {
+    if constexpr (!shape::sends_turns)
+        return turn.take();
+    const Slot slot = shared.taken_turn(turns);
+    const uint32 lap = OrderPlace::after(turns).lap;
+    if (rank_in_cluster() == 0) {
+        const int number = turn.take();
+        slot.wait_until_empty(lap);
+        TakenTurn::send(slot, number);
+        return number;
+    }
+    slot.wait_until_full(lap);
+    const int number = TakenTurn::read(slot);
+    TakenTurn::release(slot);
+    return number;
 }
 
 // Waits until it is this thread block's turn to add to each block of dQ that it adds to, and tells the consumers.
@@ -269,9 +251,20 @@ DEVICE void wait_for_turns(const HopperArguments &args, const SharedMemory &shar
         const QuerySteps<Work> query_steps{args.backward, work};
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, ++turns) {
-            turn_of(args, work, query_steps.at(step)).wait();
+            const QueryStep at = query_steps.at(step);
+            Turn turn = turn_of(args.backward, work, at);
+            if constexpr (cfg::ordered)
+                turn.wait<true>();
             shared.passed_turn(turns).wait_until_empty(OrderPlace::after(turns).lap);
-            mbarrier_arrive(shared.turn(turns).full);
+            // Not sooner: those that take a later turn wait for this one.
+            if constexpr (!cfg::ordered) {
+                turn.own = take_turn(shared, turn, turns);
+                turn.wait<false>();
+            }
+            const Slot slot = shared.turn(turns);
+            if constexpr (cfg::finishes_dQ)
+                TurnNote{turn.is_first(), turn.is_last(), dQ_rows_of(args.backward, work, at)}.write(slot.data);
+            mbarrier_arrive(slot.full);
         }
     });
 }
@@ -284,9 +277,9 @@ DEVICE void pass_turns(const HopperArguments &args, const SharedMemory &shared) 
         const QuerySteps<Work> query_steps{args.backward, work};
 #pragma unroll 1
         for (int step = 0; step < steps; ++step, ++turns) {
-            const Turn turn = turn_of(args, work, query_steps.at(step));
+            const Turn turn = turn_of(args.backward, work, query_steps.at(step));
             mbarrier_wait(shared.turn(turns).empty, OrderPlace::after(turns).lap);
-            turn.pass();
+            turn.pass<cfg::ordered>();
             mbarrier_arrive(shared.passed_turn(turns).empty);
         }
     });

@@ -1,12 +1,16 @@
 // What the warps of the Hopper backward share: arguments, shared memory and its barriers.
 #pragma once
 #include "attention/score_gradients.cuh"
-#include "backward/query_tile.cuh"
+#include "attention/tile.cuh"
+#include "backward/dq_sums.cuh"
 #include "pipeline/ring.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/shuffle.cuh"
 #include "ptx/warpgroup.cuh"
 
 using Work = KeyTileWork<cfg::B_r, cfg::B_c, shape::together>;
+using Sums = DQSums<cfg::B_r, cfg::d_head, shape::dQ_threads, shape::dQ_group_warps, shape::dQ_column_parts>;
+constexpr int tensor_columns = variant::pads_columns ? variant::head_dim : cfg::d_head;
 
 struct HopperArguments {
     const TensorMap &Q, &K, &V, &dO;
@@ -35,8 +39,19 @@ DEVICE KeyTile key_tile(const BackwardArguments &backward, int block) {
 DEVICE Work work_of(const BackwardArguments &backward, int block) { return Work(backward, key_tile(backward, block)); }
 // Where dQ of a step is added.
 DEVICE float *dQ_sums_of(const BackwardArguments &backward, const Work &work, const QueryStep &at) {
-    const int64 row = row_of_sums<cfg::B_r, shape::finishes_dQ>(backward, work.sequence, at.head, work.tile.batch);
+    const int64 row = padded_row<cfg::B_r>(backward, work.sequence, at.head, work.tile.batch);
     return backward.dQ_sums + (row + at.first_row) * cfg::d_head;
+}
+
+// The first row of a step's block of dQ.
+DEVICE char *dQ_rows_of(const BackwardArguments &backward, const Work &work, const QueryStep &at) {
+    const TensorView &dQ = backward.dQ;
+    return head_start(dQ, variant::variable_lengths ? 0 : work.tile.batch, at.head) +
+           (work.sequence.q_start + at.first_row) * row_stride_bytes<0>(dQ);
+}
+
+DEVICE Turn turn_of(const BackwardArguments &backward, const Work &work, const QueryStep &step) {
+    return Turn::of<Work, cfg::B_r, cfg::B_c, shape::together>(backward, work, step, cfg::paired ? rank_in_cluster() : 0);
 }
 
 // What the producer knows of a step, so that the consumers need no registers for it.
@@ -59,17 +74,47 @@ struct StepNote {
     }
 };
 
+// What consumers need to know of a turn where the last to add to a block of dQ finishes it.
+struct TurnNote {
+    bool is_first, is_last;
+    char *dQ_rows;
+
+    static constexpr int bytes = sizeof(Vector16B);
+
+    DEVICE void write(uint32 shared) const {
+        const uint64 rows = (uint64)dQ_rows;
+        store_shared_16B(shared, {(uint32)is_first, (uint32)is_last, (uint32)rows, (uint32)(rows >> 32)});
+    }
+    static DEVICE TurnNote read(uint32 shared) {
+        const Vector16B v = load_shared_16B(shared);
+        return {uniform(v.words[0]) != 0, uniform(v.words[1]) != 0, (char *)(v.words[2] | (uint64)v.words[3] << 32)};
+    }
+};
+
+// The number of a turn that a pair takes out of order, from the first thread block to the second.
+struct TakenTurn {
+    static constexpr int bytes = sizeof(Vector16B);
+
+    static DEVICE void send(const Slot &slot, int number) {
+        const uint32 full = address_in_block(slot.full, 1);
+        mbarrier_arrive_expecting_remote(full, bytes);
+        store_to_block_16B(address_in_block(slot.data, 1), {(uint32)number}, full);
+    }
+    static DEVICE int read(const Slot &slot) { return load_shared_16B(slot.data).words[0]; }
+    // To the first thread block.
+    static DEVICE void release(const Slot &slot) { mbarrier_arrive_remote(address_in_block(slot.empty, 0)); }
+};
+
 // A tile of a persistent thread block, as one of its threads announces it to the others. Of a pair, a thread of the first
 // thread block announces both tiles, each where it is computed.
 struct TileNote {
     int tile;  // as thread blocks are numbered where each has one
-    int steps; // negative: it has no keys, or there are no more tiles
+    int steps; // negative: there are no more tiles
 
     static constexpr int bytes = sizeof(Vector16B);
-    static constexpr int keyless = -1, none = -2;
+    static constexpr int none = -1;
 
-    DEVICE bool is_none() const { return steps == none; }
-    DEVICE bool has_keys() const { return steps >= 0; }
+    DEVICE bool is_none() const { return steps < 0; }
     DEVICE void announce(const Slot &slot) const {
         store_shared_16B(slot.data, words());
         mbarrier_arrive(slot.full);
@@ -109,7 +154,15 @@ struct SharedMemory {
     }
     // Full: it is this thread block's turn to add to dQ. Empty: it has added.
     DEVICE Slot turn(int turn) const {
-        return slot(0, 2 * shape::key_slots + cfg::Q_stages + cfg::dO_stages, OrderPlace::after(turn).stage);
+        const int stage = OrderPlace::after(turn).stage;
+        return slot(shape::turns_offset + stage * TurnNote::bytes, 2 * shape::key_slots + cfg::Q_stages + cfg::dO_stages,
+                    stage);
+    }
+    // Full: the second thread block of a pair has been sent the number of the turn. Empty: it has read it.
+    DEVICE Slot taken_turn(int turn) const {
+        const int stage = OrderPlace::after(turn).stage;
+        return slot(shape::taken_turns_offset + stage * TakenTurn::bytes,
+                    2 * shape::key_slots + cfg::Q_stages + cfg::dO_stages + 2 * shape::turn_stages, stage);
     }
     // Empty: the turn has been passed on.
     DEVICE Slot passed_turn(int turn) const {
@@ -127,12 +180,6 @@ struct SharedMemory {
     DEVICE Slot tile(int index) const {
         const int stage = TilePlace::after(index).stage;
         return slot(shape::tiles_offset + stage * TileNote::bytes, tile_barriers, stage);
-    }
-    // Full: all copies for a tile have been started.
-    DEVICE Slot copies() const { return slot(0, tile_barriers + shape::tile_stages, 0); }
-    // Full: the consumers are done with a tile.
-    DEVICE Slot done(int index) const {
-        return slot(0, tile_barriers + shape::tile_stages + 1, TilePlace::after(index).stage);
     }
     // Full: dS of a step, and P if it is in shared memory, are written. Empty: they have been read, in both thread blocks
     // of a pair.
@@ -174,10 +221,12 @@ struct SharedMemory {
                 mbarrier_init(dQ(warpgroup).full, consumer_warps / cfg::n_consumers);
                 mbarrier_init(dQ(warpgroup).empty, 1);
             }
-        } else if constexpr (cfg::ordered) {
+        } else if constexpr (shape::takes_turns) {
             for (int stage = 0; stage < shape::turn_stages; ++stage) {
                 turn(stage).init_barriers(consumer_warps);
                 passed_turn(stage).init_barriers(1);
+                if constexpr (shape::sends_turns)
+                    taken_turn(stage).init_barriers(1);
             }
         }
         for (int stage = 0; stage < shape::weight_stages; ++stage) {
@@ -189,15 +238,10 @@ struct SharedMemory {
             other_K(group).init_barriers(consumer_warps);
         if constexpr (shape::announces_tiles) {
             // Others that read it: who copies, who sends weights, who adds by the copy engine, who waits for turns and
-            // who passes them on, or who counts tiles that are done.
-            constexpr int others =
-                1 + cfg::paired + (cfg::bulk_dQ ? 1 : cfg::ordered ? 2 : shape::finishes_dQ ? 1 : 0);
-            for (int stage = 0; stage < shape::tile_stages; ++stage) {
+            // who passes them on.
+            constexpr int others = 1 + cfg::paired + (cfg::bulk_dQ ? 1 : shape::takes_turns ? 2 : 0);
+            for (int stage = 0; stage < shape::tile_stages; ++stage)
                 tile(stage).init_barriers(shape::together * (consumer_warps + others));
-                if constexpr (shape::finishes_dQ)
-                    mbarrier_init(done(stage).full, consumer_warps);
-            }
-            copies().init_barriers(1);
         }
         mbarrier_init_fence();
     }

@@ -17,6 +17,12 @@ DEVICE uint64 add_relaxed(uint64 *counter, uint64 amount) {
     return before;
 }
 
+DEVICE int add_relaxed(int *counter, int amount) {
+    int before;
+    asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(amount) : "memory");
+    return before;
+}
+
 // What others wrote before they added what this sees is visible after.
 DEVICE uint64 load_acquire(const uint64 *counter) {
     uint64 value;

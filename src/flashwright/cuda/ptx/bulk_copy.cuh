@@ -44,5 +44,3 @@ DEVICE void bulk_wait_until_added() { asm volatile("cp.async.bulk.wait_group 0;"
 
 // Orders this thread's ordinary writes to shared memory before reads by the copy engine or by wgmma.
 DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The same for global memory: what this thread knows of ordinary writes to it comes before its copies and additions.
-DEVICE void fence_async_proxy_of_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }

@@ -24,7 +24,11 @@ DEVICE int load_acquire(const int *flag) {
     return value;
 }
 
-// Whatever this thread wrote, and what it saw of others behind a barrier, comes before the flag.
+// Whatever this thread wrote, and what it saw of others behind a barrier, comes before the flag, and before what is added
+// to it.
 DEVICE void store_release(int *flag, int value) {
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+DEVICE void add_release(int *flag, int amount) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(flag), "r"(amount) : "memory");
 }

@@ -27,10 +27,10 @@ from flashwright.kernels.tensors import DeviceTensor, TensorView, check_layout
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
 
+TURN_BYTES = 16
+"""What is counted of turns at a block of dq (`Turn::words` of backward/dq_sums.cuh)."""
 ROWS, DQ = "rows", "dq"
 """The companions of a backward kernel: the first runs before it, the second after it."""
-WAVES_KEPT = 4
-"""A kernel that rounds dq itself keeps sums for the heads of so many waves (backward/waves.cuh)."""
 
 
 class BackwardArguments(ctypes.Structure):
@@ -71,17 +71,15 @@ class Scratch:
     ALIGNMENT = 256
 
     @classmethod
-    def of(cls, config: Blocking, sizes: Sizes, summed_heads: int | None = None) -> Scratch:
-        """A packed sequence begins with a whole block, too. `summed_heads`: of all batches, those whose dq is summed at
-        a time; None: all."""
+    def of(cls, config: Blocking, sizes: Sizes) -> Scratch:
+        """A packed sequence begins with a whole block, too."""
         block = config.B_r
         padded_rows = sizes.q_blocks(config) * block
-        heads = sizes.lines * sizes.q_heads
-        rows = padded_rows * heads
+        rows = padded_rows * sizes.lines * sizes.q_heads
         row_bytes = _aligned(4 * rows)
         sums = 2 * row_bytes
-        turns = sums + _aligned(4 * padded_rows * (heads if summed_heads is None else summed_heads) * config.d_head)
-        tiles_taken = turns + 8 * (rows // block)
+        turns = sums + _aligned(4 * rows * config.d_head)
+        tiles_taken = turns + TURN_BYTES * (rows // block)
         return cls(padded_rows, 0, row_bytes, sums, turns, tiles_taken, _aligned(tiles_taken + 8))
 
     PLACES = ("row_lse", "row_dot", "dQ_sums", "turns", "tiles_taken")
@@ -112,20 +110,8 @@ class BackwardLaunch:
         return (*self.tensor_maps, self.arguments)
 
 
-def scratch_for(
-    rules: LaunchRules,
-    config: Blocking,
-    q: DeviceTensor,
-    k: DeviceTensor,
-    packed: PackedSequences | None,
-    multiprocessors: int,
-) -> Scratch:
-    sizes = _sizes(q, k, packed)
-    if packed or not rules.finishes_dq(config):
-        return Scratch.of(config, sizes)
-    pairs_at_once = _pairs_at_once(sizes, _kv_blocks(rules, config, sizes, k, packed), multiprocessors)
-    kept = min(WAVES_KEPT * pairs_at_once, sizes.kv_heads * sizes.batches)
-    return Scratch.of(config, sizes, kept * sizes.q_heads // sizes.kv_heads)
+def scratch_for(config: Blocking, q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None) -> Scratch:
+    return Scratch.of(config, _sizes(q, k, packed))
 
 
 def backward_launch(
@@ -177,7 +163,7 @@ def backward_launch(
     )
     sizes = _sizes(q, k, packed)
     check_tiles(config, sizes)
-    scratch = scratch_for(rules, config, q, k, packed, multiprocessors)
+    scratch = scratch_for(config, q, k, packed)
     kv_blocks = _kv_blocks(rules, config, sizes, k, packed)
     if (tiles := kv_blocks * sizes.kv_heads * sizes.lines) > MAX_BLOCKS:
         raise ValueError(
@@ -191,7 +177,7 @@ def backward_launch(
         **{name: scratch_address + getattr(scratch, name) for name in Scratch.PLACES},
         padded_rows=scratch.padded_rows,
         kv_blocks=kv_blocks,
-        pairs_at_once=_pairs_at_once(sizes, kv_blocks, multiprocessors),
+        pairs_at_once=_pairs_at_once(config, sizes, kv_blocks, rules.key_blocks_at_once * multiprocessors),
         gradient_scale=options.scale_of(q.shape[3]),
     )
     if packed:
@@ -208,7 +194,7 @@ def backward_launch(
         grid=rules.grid(config, kv_blocks, sizes.kv_heads, sizes.lines, multiprocessors),
         arguments=arguments,
         tensor_maps=maps,
-        finishes_dq=rules.finishes_dq(config) and packed is None,
+        finishes_dq=rules.finishes_dq(config),
     )
 
 
@@ -224,11 +210,14 @@ def _kv_blocks(
     return groups * together
 
 
-def _pairs_at_once(sizes: Sizes, kv_blocks: int, multiprocessors: int) -> int:
-    """Heads and batches whose blocks of keys take turns: together they have two for each multiprocessor. A causal mask
-    gives the first block twice the queries of an average one: if it begins at the head of that many, it ends before
-    they do. More would not share the cache."""
-    return max(1, min(sizes.kv_heads * sizes.lines, 2 * multiprocessors // kv_blocks))
+def _pairs_at_once(config: Blocking, sizes: Sizes, kv_blocks: int, key_blocks: int) -> int:
+    """Heads and batches whose blocks of keys take turns: together they have so many, or as many rows of queries as
+    those have keys. A causal mask gives the first block twice the queries of an average one: it does not begin last.
+    In order, blocks of few queries would wait for one another if fewer heads took turns. More would not share the
+    cache."""
+    q_rows = sizes.q_length * sizes.q_heads // sizes.kv_heads
+    at_once = max(key_blocks // kv_blocks, key_blocks * config.B_c // q_rows)
+    return max(1, min(sizes.kv_heads * sizes.lines, at_once))
 
 
 def _sizes(q: DeviceTensor, k: DeviceTensor, packed: PackedSequences | None) -> Sizes:

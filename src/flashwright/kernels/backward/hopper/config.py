@@ -39,16 +39,15 @@ class HopperBackwardKernelConfig:
     ordered: bool = False
     """Blocks of keys add to dQ in a fixed order, so that its bits are the same in every run."""
     persistent: bool = False
-    """A thread block for each multiprocessor takes blocks of keys, one after the other. A pair takes two at a time, and
-    has no more than two if it is ordered."""
+    """A thread block for each multiprocessor takes blocks of keys, one after the other. A pair takes two at a time."""
     keys_ahead: bool = False
     """Two blocks of K and V in shared memory: those of a persistent thread block's next tile are copied during this
     one's steps."""
     skips_masked: bool = False
     """A warpgroup leaves out the first step of a tile if a causal mask hides its keys from all queries of that step."""
     finishes_dQ: bool = False
-    """The kernel rounds dQ itself, of heads all of whose keys have been visited, and keeps sums for a few heads at a
-    time: there is no kernel after it. Not in order, and not where sequences are packed."""
+    """Blocks of keys take turns at a block of dQ: the first writes over what is there, and the last rounds the sum. No
+    kernel comes after, and the one before clears no sums."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", DType.parse(self.dtype))

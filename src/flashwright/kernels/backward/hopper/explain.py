@@ -65,9 +65,9 @@ _SWITCHES: dict[str, tuple[str, str]] = {
         "warpgroups compute all steps of a tile",
     ),
     "finishes_dQ": (
-        "tiles also round dQ of heads all of whose keys have been visited, and keep sums for a few heads at a time; no "
-        "kernel comes after. Not in order, and not where sequences are packed",
-        "sums of dQ are kept for all heads, and a kernel after this one rounds them",
+        "blocks of keys take turns at a block of dQ: the first writes over what is there, and the last rounds the sum; "
+        "no kernel comes after",
+        "sums of dQ begin at zero, and a kernel after this one rounds them",
     ),
 }
 _SIZES = ("B_r", "B_c", "n_consumers")
@@ -198,6 +198,9 @@ def shared_map(config: HopperBackwardKernelConfig) -> SharedMap:
         note = "of each row of Q" if name == "log-sum-exps" else "O·dO of each row"
         add("terms", start, stages * derived.terms_bytes, [name], note)
     add("notes", derived.notes_offset, 2 * config.Q_stages * NOTE_BYTES, ["notes"], "what the producer tells of a step")
+    turns = derived.tiles_offset - derived.turns_offset
+    if turns:
+        add("notes", derived.turns_offset, turns, ["turns"], "who is first and last to add to a block of dQ")
     if derived.announces_tiles:
         add(
             "notes",

@@ -24,5 +24,6 @@ RULES = LaunchRules(
     grid=_grid,
     boxes=_boxes,
     key_blocks_together=lambda config: HopperBackwardShapes(config).together,
-    finishes_dq=lambda config: HopperBackwardShapes(config).finishes_dQ,
+    key_blocks_at_once=1,
+    finishes_dq=lambda config: bool(config.finishes_dQ),
 )

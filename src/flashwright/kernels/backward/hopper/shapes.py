@@ -14,7 +14,7 @@ BARRIER_PAIR_BYTES = 16
 ACCUMULATOR_VALUES = 4
 """Of a thread, in 8 columns of a product."""
 NOTE_BYTES = 16
-"""Of what the producer tells the consumers of a step."""
+"""Of what one thread tells others of a step or of a tile."""
 TILE_STAGES = 2
 """A persistent thread block is told of its next tile while the consumers need to know of this one."""
 TURN_STAGES = 2
@@ -84,10 +84,9 @@ class HopperBackwardShapes:
         if config.keys_ahead and not config.persistent:
             raise ValueError("persistent: off, and keys_ahead is on; a thread block has no next keys to copy ahead")
 
-        if config.finishes_dQ and not config.persistent:
+        if config.finishes_dQ and config.bulk_dQ:
             raise ValueError(
-                "finishes dQ: persistent is off; thread blocks that take tiles one after the other can wait for those "
-                "before"
+                "finishes dQ: bulk_dQ is on; the last block of keys to add to a block of dQ rounds the sum in registers"
             )
 
     def _check_shared_memory(self) -> None:
@@ -254,8 +253,9 @@ class HopperBackwardShapes:
 
     @property
     def dQ_slots(self) -> int:
-        """Parts of dQ that are handed over apart; or turns that consumers have, and turns to be passed on."""
-        turns = 2 * TURN_STAGES if self.config.ordered else 0
+        """Parts of dQ that are handed over apart; or turns that consumers have, turns to be passed on, and, of a pair,
+        turns that have been taken."""
+        turns = (2 + self.sends_turns) * TURN_STAGES if self.takes_turns else 0
         return self.config.n_consumers if self.config.bulk_dQ else turns
 
     @property
@@ -288,19 +288,32 @@ class HopperBackwardShapes:
         return self.dots_offset + self.config.dO_stages * self.terms_bytes
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether consumers wait for turns to add to dQ from their registers."""
+        return (self.config.ordered or self.config.finishes_dQ) and not self.config.bulk_dQ
+
+    @property
+    def sends_turns(self) -> bool:
+        """Whether the first thread block of a pair takes a turn for both."""
+        return self.config.paired and self.takes_turns and not self.config.ordered
+
+    @property
+    def turns_offset(self) -> int:
+        """Of what is known of a turn, where the last finishes dQ."""
+        return self.notes_offset + 2 * self.config.Q_stages * NOTE_BYTES
+
+    @property
+    def taken_turns_offset(self) -> int:
+        return self.turns_offset + (TURN_STAGES * NOTE_BYTES if self.config.finishes_dQ else 0)
+
+    @property
     def turn_stages(self) -> int:
         return TURN_STAGES
 
     @property
     def announces_tiles(self) -> bool:
-        """Whether a thread takes tiles from a common count and tells the others. Where pairs add to dQ in order, the
-        four warps that do not compute have other work, and each thread block has one tile."""
-        return self.config.persistent and not (self.config.paired and self.config.ordered)
-
-    @property
-    def finishes_dQ(self) -> bool:
-        """Whether tiles stand in waves and round dQ of those before. In order, the kernel after this one does."""
-        return self.config.finishes_dQ and not self.config.ordered
+        """Whether the thread that copies takes tiles from a common count and tells the others."""
+        return self.config.persistent
 
     @property
     def tile_stages(self) -> int:
@@ -309,7 +322,7 @@ class HopperBackwardShapes:
     @property
     def tiles_offset(self) -> int:
         """Of what a persistent thread block is told of its tiles."""
-        return self.notes_offset + 2 * self.config.Q_stages * NOTE_BYTES
+        return self.taken_turns_offset + (TURN_STAGES * NOTE_BYTES if self.sends_turns else 0)
 
     @property
     def barriers_offset(self) -> int:
@@ -319,8 +332,7 @@ class HopperBackwardShapes:
     def shared_bytes(self) -> int:
         stages = self.config.Q_stages + self.config.dO_stages
         pairs = 2 * self.key_slots + self.key_groups + stages + self.dQ_slots + 2 * WEIGHT_STAGES
-        pairs += TILE_STAGES + 1 if self.announces_tiles else 0
-        pairs += TILE_STAGES if self.finishes_dQ else 0
+        pairs += TILE_STAGES if self.announces_tiles else 0
         return self.barriers_offset + pairs * BARRIER_PAIR_BYTES
 
     @property
@@ -330,7 +342,7 @@ class HopperBackwardShapes:
         left out they are not known to be the same for a warp. Where turns are waited for, a longer step costs more than
         the registers bring."""
         config = self.config
-        return not config.P_in_registers or config.skips_masked or (config.persistent and not config.ordered)
+        return not config.P_in_registers or config.skips_masked or (config.persistent and not self.takes_turns)
 
     @property
     def term_tiles(self) -> int:

@@ -60,11 +60,11 @@ def _constants(config: HopperBackwardKernelConfig, variant: AttentionVariant) ->
         "key_group_bytes", "query_bytes", "weight_stages", "weight_group_bytes", "dQ_part_bytes", "dQ_slots",
         "other_K_bytes", "terms_bytes", "K_offset", "V_offset", "Q_offset", "dO_offset", "dS_offset", "P_offset",
         "dQ_offset", "received_offset", "other_K_offset", "lse_offset", "dots_offset", "notes_offset", "tiles_offset",
-        "barriers_offset", "producer_registers", "consumer_registers",
+        "takes_turns", "sends_turns", "turns_offset", "taken_turns_offset", "barriers_offset", "producer_registers",
+        "consumer_registers",
     )  # fmt: skip
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)},
         "variant": variant_constants(variant),
-        "shape": {name: getattr(shapes, name) for name in names}
-        | {"finishes_dQ": shapes.finishes_dQ and not variant.variable_lengths},
+        "shape": {name: getattr(shapes, name) for name in names} | {"finishes_dQ": config.finishes_dQ},
     }

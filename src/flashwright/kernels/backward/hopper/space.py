@@ -17,6 +17,7 @@ RULES = (
     "paired",
     "skips masked",
     "persistent",
+    "finishes dQ",
     "shared memory",
     "registers",
     "consumers",
@@ -28,21 +29,27 @@ _B_R = (64, 128)
 _B_C = (64, 128, 192)
 _CONSUMERS = (1, 2, 3)
 _STAGES = tuple(range(1, MAX_STAGES + 1))
-_TILES = ((False, False), (True, False), (True, True))
-"""Whether thread blocks are persistent, and whether they finish dQ, which those with one tile cannot."""
+_TILES = ((False, False, False), (True, False, False), (True, True, False), (True, True, True))
+"""Whether thread blocks are persistent, whether the last of them to add to a block of dQ finishes it, and whether they
+add in order."""
 _BYTES_AHEAD = 64 * 1024
 """Q and dO on the way to one multiprocessor: twice what an H200's memory delivers to it within a latency."""
 
 
 def hopper_backward_space(dtype: DType, d_head: int) -> Iterator[tuple[HopperBackwardKernelConfig, str | None]]:
-    """Every combination of the knobs' values, with why it is not worth timing, or None if it is. `ordered` is no choice
-    of the search: callers request it."""
+    """Every combination of the knobs' values, with why it is not worth timing, or None if it is. An order that saves
+    nothing is no choice of the search: callers request it."""
     switch = (False, True)
     for values in product(_B_R, _B_C, _CONSUMERS, _STAGES, _STAGES, switch, switch, switch):
         config = HopperBackwardKernelConfig(dtype, d_head, *values)
-        for (persistent, finishes), keys_ahead, skips in product(_TILES, switch, switch):
+        for (persistent, finishes, ordered), keys_ahead, skips in product(_TILES, switch, switch):
             found = replace(
-                config, persistent=persistent, keys_ahead=keys_ahead, skips_masked=skips, finishes_dQ=finishes
+                config,
+                ordered=ordered,
+                persistent=persistent,
+                keys_ahead=keys_ahead,
+                skips_masked=skips,
+                finishes_dQ=finishes,
             )
             yield found, hopper_backward_rejection_reason(found)
 
