@@ -47,10 +47,11 @@ def decoded(
     softcap: float = 0.0,
     head_dim: int | None = None,
     value_head_dim: int | None = None,
+    lengths_on_device: bool = True,
     seed: int = 0,
     **arguments: Any,
 ) -> ForwardSimulation:
-    """A simulated decode, which is checked."""
+    """A simulated decode, which is checked. If the device does not know the lengths, all of them are the capacity."""
     config = parse_config(config) if isinstance(config, str) else config
     dtype = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}[config.dtype]
     generator = torch.Generator().manual_seed(seed)
@@ -65,8 +66,8 @@ def decoded(
         v = k[..., : value_head_dim or most].contiguous()
     simulated = simulate_decode(
         config, *(x.view(torch.int16).numpy().view(NUMPY_DTYPES[config.dtype]) for x in (q, k, v)),
-        kv_lengths=np.array(lengths), options=AttentionOptions.of(causal, window, None, softcap), return_lse=True,
-        **arguments,
+        kv_lengths=np.array(lengths) if lengths_on_device else None,
+        options=AttentionOptions.of(causal, window, None, softcap), return_lse=True, **arguments,
     )  # fmt: skip
     assert simulated.lse is not None
     tolerance = 1.5e-2 if config.dtype is DType.BF16 else 2e-3

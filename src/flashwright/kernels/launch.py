@@ -81,3 +81,5 @@ class LaunchRules:
     """Elements from a row of the tensors to the next, where a config's kernel was compiled for them; 0: any."""
     values_in_keys: int = 0
     """Values are the first columns of the keys, up to so many, and are not read again; 0: a tensor of their own."""
+    deals_items: bool = False
+    """Whether a decode kernel takes equal items whole, in rounds, before it shares what is left."""

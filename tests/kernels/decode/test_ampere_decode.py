@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -32,6 +35,19 @@ OTHERS = (
 @pytest.mark.parametrize("blocks", (1, 3, 7, 40))
 def test_any_number_of_thread_blocks_shares_the_keys(blocks):
     decoded(SMALL, multiprocessors=blocks, lengths=(200, 1, 64), launches=2)
+
+
+@pytest.mark.parametrize("blocks", (1, 2, 3, 4, 40))
+def test_items_that_are_known_to_be_equal_are_dealt_whole_and_what_is_left_is_shared(blocks):
+    decoded(
+        SMALL,
+        multiprocessors=blocks,
+        heads=(6, 3),
+        capacity=190,
+        lengths=(190,) * 3,
+        lengths_on_device=False,
+        launches=2,
+    )
 
 
 @pytest.mark.parametrize("config", OTHERS)
@@ -66,6 +82,83 @@ def test_lengths_that_lead_out_of_the_cache_are_clamped():
     config = parse_config(SMALL)
     zeros = np.zeros((1, 1, 40, 64), NUMPY_DTYPES[config.dtype])
     simulate_decode(config, zeros[:, :, :1], zeros, zeros, kv_lengths=np.array([1000]))  # the simulator checks bounds
+
+
+@pytest.mark.parametrize("page", (16, 48, 64))
+def test_pages_are_read_wherever_they_lie(page):
+    """More units than a warp looks up at a time, of a sequence that ends within a page."""
+    config = parse_config("ampere decode (FP16, 32, 16, 32, 2): rows_1+stages_2+blocks_1+swizzled")
+    draw = np.random.default_rng(0)
+    count = -(-1200 // page)
+    q = draw.standard_normal((1, 4, 1, 32)).astype(np.float16)
+    pages = [draw.standard_normal((count + 3, 2, page, 32)).astype(np.float16) for _ in range(2)]
+    table = draw.permutation(count + 3)[:count].astype(np.int32)[None]
+    contiguous = [x[table[0]].transpose(1, 0, 2, 3).reshape(1, 2, count * page, 32) for x in pages]
+    for x in pages:
+        x[np.setdiff1d(np.arange(count + 3), table)] = np.inf  # another sequence's
+    lengths = np.array([1190])
+    whole = simulate_decode(config, q, *contiguous, kv_lengths=lengths, multiprocessors=2)
+    paged = simulate_decode(config, q, *pages, kv_lengths=lengths, page_table=table, multiprocessors=2)
+    assert np.array_equal(whole.output.view(np.int16), paged.output.view(np.int16))
+
+
+@st.composite
+def paged_caches(draw: Any) -> dict[str, Any]:
+    page = draw(st.sampled_from((16, 48, 64, 256)))
+    sequences, keys = draw(st.integers(1, 12)), draw(st.integers(1, 500))
+    each = -(-keys // page)
+    known = draw(st.booleans())
+    lengths = [each * page] * sequences if known else [draw(st.integers(0, each * page)) for _ in range(sequences)]
+    return {
+        "page": page, "each": each, "lengths": lengths, "known": known, "in_order": draw(st.booleans()),
+        "multiprocessors": draw(st.integers(1, 20)), "launches": draw(st.integers(1, 2)),
+        "split_units": draw(st.sampled_from((0, 0, 2))), "seed": draw(st.integers(0, 99)),
+    }  # fmt: skip
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(paged_caches())
+def test_a_paged_cache_gives_the_bits_of_one_in_one_piece(case):
+    """In order or not, of several sequences; what is no key of theirs is never read, and no page behind their ends."""
+    config = parse_config("ampere decode (BF16, 32, 16, 16, 2): rows_1+stages_3+blocks_1+swizzled")
+    draw, dtype = np.random.default_rng(case["seed"]), NUMPY_DTYPES[config.dtype]
+    page, each, lengths = case["page"], case["each"], case["lengths"]
+    count = len(lengths) * each
+    table = (np.arange(count) if case["in_order"] else draw.permutation(count + 3)[:count]).reshape(-1, each)
+    q = draw.standard_normal((len(lengths), 4, 1, 32)).astype(dtype)
+    pools = [np.full((count + 3, page, 2, 32), np.inf).astype(dtype) for _ in range(2)]
+    known_pages = np.full_like(table, -1)
+    for b, length in enumerate(lengths):
+        for i in range(-(-length // page)):
+            exist = min(page, length - i * page)
+            known_pages[b, i] = table[b, i]
+            for x in pools:
+                x[table[b, i], :exist] = draw.standard_normal((exist, 2, 32)).astype(dtype)
+    options: dict[str, Any] = {name: case[name] for name in ("multiprocessors", "launches", "split_units")}
+    options["kv_lengths"] = None if case["known"] else np.array(lengths)
+
+    def decoded_of(caches: list[Any], **table: Any) -> Any:
+        return simulate_decode(config, q, *(x.transpose(0, 2, 1, 3) for x in caches), **table, **options).output
+
+    whole = decoded_of([x[table].reshape(len(lengths), each * page, 2, 32) for x in pools])
+    paged = decoded_of(pools, page_table=known_pages)
+    assert np.isfinite(whole.astype(float)).all()
+    assert np.array_equal(whole.view(np.int16), paged.view(np.int16))
+
+
+@pytest.mark.parametrize(("page", "waits"), ((0, []), (64, ["div.u32", "ld.global.u32", "rem.u32"])))
+def test_the_first_copies_wait_for_no_more_than_one_number_of_a_page(page, waits):
+    """A cache in one piece: for no load, and for no division."""
+    config = parse_config(SMALL)
+    q = np.ones((1, 2, 1, 64), NUMPY_DTYPES[config.dtype])
+    k = np.ones((3, 2, 64, 64) if page else (1, 2, 192, 64), q.dtype)
+    table = np.array([[2, 0, 1]]) if page else None
+    run = simulate_decode(config, q, k, k, page_table=table, arch="sm_90", trace_warp=(0, 0)).run
+    opcodes = [entry.opcode for entry in run.trace]
+    begin = opcodes.index("griddepcontrol.wait")
+    copies = [i for i, opcode in enumerate(opcodes) if opcode.startswith("cp.async.c")]
+    until_first_keys = opcodes[begin : copies[q.shape[3] * config.B_r // (8 * 32 * config.n_warps)]]
+    assert [x for x in until_first_keys if x.startswith(("ld.global", "div.u32", "rem.u32"))] == waits
 
 
 def test_keys_on_pages_that_do_not_exist_are_zeros_and_nobody_elses():

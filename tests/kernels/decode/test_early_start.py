@@ -21,5 +21,11 @@ def test_kernels_for_hopper_wait_before_they_touch_memory(config):
     assert 0 <= ptx.find("griddepcontrol.launch_dependents") < ptx.find(WAITS_FOR_GRIDS_BEFORE) < first_access.start()
 
 
+@pytest.mark.parametrize("config", (AMPERE, HOPPER))
+def test_numbers_of_pages_are_fetched_when_the_grids_before_have_ended(config):
+    ptx = compile_kernel(config, "sm_90").ptx
+    assert 0 <= ptx.find(WAITS_FOR_GRIDS_BEFORE) < ptx.find("prefetch.global.L2")
+
+
 def test_kernels_for_older_gpus_know_no_grids():
     assert "griddepcontrol" not in compile_kernel(AMPERE, "sm_80").ptx

@@ -89,7 +89,9 @@ MUTATIONS = {
         run_steps,
         FENCE,
     ),
-    "nobody hears of copies": SourceMutation(KERNEL, {"cp_async_mbarrier_arrive(slot.full);": ""}, run_steps, DEADLOCK),
+    "nobody hears of copies": SourceMutation(
+        KERNEL, {f"cp_async_mbarrier_arrive({x}.full);": "" for x in "KV"}, run_steps, DEADLOCK
+    ),
     "keys are never released": SourceMutation(
         KERNEL, {"shared.K(K_place.stage).release(); // @operand K": ""}, run_steps, DEADLOCK
     ),

@@ -22,6 +22,8 @@ struct DecodeArguments {
     // are.
     float *partial_O, *partial_terms;
     uint64 *progress;
+    // Equal items that are dealt whole before the others are shared, and the thread blocks that have one in each round.
+    int whole_items, round_blocks;
 };
 
 // A sequence: its rows in Q, and its keys [kv_begin, kv_end) in the cache. No length, however wrong, leads out of either.
@@ -31,8 +33,7 @@ struct CachedSequence {
     const int *pages;
 
     DEVICE CachedSequence(const DecodeArguments &args, int batch)
-        : q_start(0), q_length(args.forward.q_length), kv_begin(0), kv_end(args.forward.kv_length), cache(batch),
-          pages(nullptr) {
+        : q_start(0), q_length(args.forward.q_length), kv_begin(0), kv_end(args.forward.kv_length), pages(nullptr) {
         if constexpr (variant::variable_lengths) {
             const int first = clamp(args.forward.q_starts[batch], 0, args.forward.q_length);
             q_length = clamp(args.forward.q_starts[batch + 1], first, args.forward.q_length) - first;
@@ -42,6 +43,11 @@ struct CachedSequence {
             kv_end = clamp(args.kv_lengths[batch] + args.appended_keys, 0, args.forward.kv_length);
         if (args.kv_begins)
             kv_begin = clamp(args.kv_begins[batch], 0, kv_end);
+        find_cache(args, batch);
+    }
+    // Where a sequence has its keys. The others that are as long differ in nothing else.
+    DEVICE void find_cache(const DecodeArguments &args, int batch) {
+        cache = batch;
         if (args.page_table)
             pages = args.page_table + batch * args.page_table_stride;
         else if (args.cache_index)
@@ -58,9 +64,10 @@ struct CachedSequence {
     }
     // Where the cache has a key below `kv_length`: in a page, or in a sequence's rows; -1 if nowhere.
     DEVICE int place_of(const DecodeArguments &args, int key) const { return existing(args, page_of(args, key)); }
-    // The row of a cache that holds a key which is in such a place, for one head.
-    DEVICE const char *row_in(const DecodeArguments &args, int place, const TensorView &tensor, int head, int key) const {
-        const int row = pages ? (uint32)key % args.page_rows : key;
+    // Which of the rows in its place a key has.
+    DEVICE int row_of(const DecodeArguments &args, int key) const { return pages ? (uint32)key % args.page_rows : key; }
+    // Such a row, of one head.
+    static DEVICE const char *row_in(int place, const TensorView &tensor, int head, int row) {
         return head_start(tensor, place, head) + row * tensor.row_stride * element_bytes;
     }
 };

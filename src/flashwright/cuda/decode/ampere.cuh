@@ -53,13 +53,14 @@ struct SharedMemory {
 // copying.
 struct Copies {
     static constexpr int groups = cfg::keys_per_warp / key_group;
+    using Places = KeyPlaces<groups, key_group>;
 
     const DecodeArguments &args;
     SharedMemory shared;
     int row_warp, key_warp;
     Share share;
     int unit, Q_slot = 0;
-    int page[groups]; // of the unit's groups: looked up a unit ahead
+    Places places;
 
     DEVICE Copies(const DecodeArguments &args, SharedMemory shared, int row_warp, int key_warp, const Share &share)
         : args(args), shared(shared), row_warp(row_warp), key_warp(key_warp), share(share) {
@@ -75,15 +76,15 @@ struct Copies {
                 copy_Q<cfg::B_r, shape::threads>(args, item, shared.Q(Q_slot), 0, threadIdx.x); // @operand Q
                 Q_slot = Q_slot + 1 == cfg::stages ? 0 : Q_slot + 1;
             }
+            const int first = first_key(item, unit, key_warp);
+            places.move_on(args, item, first, share.last - unit);
 #pragma unroll
             for (int group = 0; group < groups; ++group) {
-                const KeyGroup keys(args, item, first_key(item, unit, key_warp) + group * key_group, page[group]);
-                copy<tensor_columns>(keys, shared.K(stage, key_warp), args.forward.K, group); // @operand K
-                copy<value_columns>(keys, shared.V(stage, key_warp), args.forward.V, group);  // @operand V
+                const KeyGroup keys = places.group(item, group, first);
+                copy<tensor_columns>(keys.K, keys.exist, args.forward.K, shared.K(stage, key_warp), group); // @operand K
+                copy<value_columns>(keys.V, keys.exist, args.forward.V, shared.V(stage, key_warp), group);  // @operand V
             }
-            if (++unit < share.last) {
-                look_up();
-            } else {
+            if (++unit == share.last) {
                 share.next(args);
                 begin_segment();
             }
@@ -97,19 +98,15 @@ struct Copies {
 
   private:
     template <int columns>
-    DEVICE void copy(const KeyGroup &keys, uint32 chunk, const TensorView &tensor, int group) const {
-        keys.copy<cfg::keys_per_warp, cfg::row_warps * warp_threads, columns>(chunk, tensor, group * key_group,
-                                                                              row_warp * warp_threads + lane_index());
+    DEVICE void copy(const char *rows, int exist, const TensorView &tensor, uint32 chunk, int group) const {
+        const int thread = (cfg::row_warps == 1 ? 0 : row_warp * warp_threads) + lane_index();
+        copy_rows<cfg::keys_per_warp, cfg::row_warps * warp_threads, key_group, row_vectors, columns / vector_elements>(
+            rows, exist, tensor, chunk, group * key_group, thread);
     }
     DEVICE void begin_segment() {
         unit = share.first;
         if (share.is_some())
-            look_up();
-    }
-    DEVICE void look_up() {
-#pragma unroll
-        for (int group = 0; group < groups; ++group)
-            page[group] = page_of_group(args, share.item, first_key(share.item, unit, key_warp) + group * key_group);
+            places.begin(args, share.item, first_key(share.item, unit, key_warp));
     }
 };
 

@@ -93,7 +93,7 @@ template <int> __global__ void __launch_bounds__(append_threads)
             const int place = fits ? sequence.place_of(args.decode, position) : -1;
             if (place < 0)
                 continue; // nothing is written outside of the cache, or into another sequence's pages
-            target = const_cast<char *>(sequence.row_in(args.decode, place, job.target, head, position));
+            target = const_cast<char *>(sequence.row_in(place, job.target, head, sequence.row_of(args.decode, position)));
         } else {
             target = head_start(job.target, batch, head) + row * job.target.row_stride * element_bytes;
         }

@@ -59,6 +59,7 @@ struct SharedMemory {
 // One producer warp: every fourth group of keys.
 struct Producer {
     static constexpr int warps = warpgroup_threads / warp_threads, groups = ceil_div(cfg::B_c / key_group, warps);
+    using Places = KeyPlaces<groups, warps * key_group>;
 
     const DecodeArguments &args;
     const SharedMemory &shared;
@@ -68,17 +69,28 @@ struct Producer {
 
     DEVICE void run() {
         for (; share.is_some(); share.next(args)) {
-            int page[groups];
-            look_up(page, share.first);
+            const Item &item = share.item;
+            Places places;
+            places.begin(args, item, first_key(share.first));
 #pragma unroll 1
             for (int unit = share.first; unit < share.last; ++unit) {
+                const int first = first_key(unit);
+                places.move_on(args, item, first, share.last - unit);
                 const Slot K = shared.K(ring.stage), V = shared.V(ring.stage);
                 K.wait_until_empty(ring.lap); // @operand K
-                copy<tensor_columns>(K, args.forward.K, page, unit);
+#pragma unroll
+                for (int group = 0; group < groups; ++group) {
+                    const KeyGroup keys = places.group(item, group, first);
+                    copy<tensor_columns>(keys.K, keys.exist, args.forward.K, K.data, group);
+                }
+                cp_async_mbarrier_arrive(K.full);
                 V.wait_until_empty(ring.lap); // @operand V
-                copy<value_columns>(V, args.forward.V, page, unit);
-                if (unit + 1 < share.last)
-                    look_up(page, unit + 1); // while the copies are under way
+#pragma unroll
+                for (int group = 0; group < groups; ++group) {
+                    const KeyGroup keys = places.group(item, group, first);
+                    copy<value_columns>(keys.V, keys.exist, args.forward.V, V.data, group);
+                }
+                cp_async_mbarrier_arrive(V.full);
                 ring.advance();
             }
         }
@@ -86,22 +98,15 @@ struct Producer {
     }
 
   private:
-    DEVICE int first_row(int group) const { return (group * warps + warp) * key_group; }
-    DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c; }
+    // Of the warp's keys in a unit.
+    DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c + warp * key_group; }
 
-    DEVICE void look_up(int (&page)[groups], int unit) const {
-#pragma unroll
-        for (int group = 0; group < groups; ++group)
-            page[group] = page_of_group(args, share.item, first_key(unit) + first_row(group));
-    }
     template <int columns>
-    DEVICE void copy(const Slot &slot, const TensorView &tensor, const int (&page)[groups], int unit) const {
-#pragma unroll
-        for (int group = 0; group < groups; ++group)
-            if (first_row(group) < cfg::B_c)
-                KeyGroup(args, share.item, first_key(unit) + first_row(group), page[group])
-                    .copy<cfg::B_c, warp_threads, columns>(slot.data, tensor, first_row(group), lane_index());
-        cp_async_mbarrier_arrive(slot.full);
+    DEVICE void copy(const char *rows, int exist, const TensorView &tensor, uint32 tile, int group) const {
+        const int first_row = (group * warps + warp) * key_group;
+        if (first_row < cfg::B_c)
+            copy_rows<cfg::B_c, warp_threads, key_group, row_vectors, columns / vector_elements>(rows, exist, tensor, tile,
+                                                                                                 first_row, lane_index());
     }
 };
 

@@ -1,16 +1,21 @@
 // What there is to do, and which thread block does what of it.
 //
 // An item is a tile of packed rows of one sequence and one head of K and V: the rows of all heads of Q that share the
-// head, one query after the other. Its keys are visited in units; a split is one unit, or a fixed number of them. All
+// head, one query after the other. Its keys are visited in units; a split is one unit, or a fixed number of them. The
 // items stand in one line, of which every thread block has an equal share. An item has a place for each of its splits,
 // behind some places for what it costs to begin and to end it. A thread block's part of an item's splits is a segment. An
 // item with several segments is combined by whoever arrives last.
+//
+// Items that are known to be equal are dealt whole first, one to each thread block in every round: nothing is combined,
+// and thread blocks that run side by side read the keys of neighbouring heads. The line has those that no round is left
+// for.
 //
 // Lengths are read here, on the device: a captured launch stays right, and balanced, as caches grow.
 #pragma once
 #include "attention/decode_arguments.cuh"
 #include "attention/ranges.cuh"
 #include "ptx/grid_dependency.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/shuffle.cuh"
 
 struct Item {
@@ -34,6 +39,13 @@ struct Item {
         first_unit = first_key / shape::unit_keys;
         // An item without keys has a unit too: its rows are written.
         units = rows <= 0 ? 0 : max(1, last_key / shape::unit_keys + 1 - first_unit);
+    }
+
+    // Moves on to an item that is known to be equal, of a sequence that has one tile.
+    DEVICE void move_to_equal(const DecodeArguments &args, int sequence_number, int kv_head) {
+        pair = sequence_number;
+        head = kv_head;
+        sequence.find_cache(args, sequence_number);
     }
 
     // The row tiles of a sequence stand next to each other in the line, or those of all sequences do that have the same
@@ -69,7 +81,7 @@ struct Item {
     }
 };
 
-// The line of all items, and the shares that thread blocks have of it.
+// The line of items, and the shares that thread blocks have of it.
 struct Line {
     uint32 places, blocks, share, rest; // of as many thread blocks as have one: places / blocks, and what that leaves
 
@@ -99,15 +111,40 @@ struct Start {
     uint32 first_place; // of that pair, in the line
 };
 
+// The numbers of pages that a thread block reads if all sequences are as long as they can be: brought into L2 while their
+// lengths are read, which say where it begins.
+template <int threads> struct LikelyPages {
+    const int *numbers;
+    int count;
+
+    DEVICE LikelyPages(const DecodeArguments &args, int pairs) : count(0) {
+        if (args.page_table) {
+            const int pair = min(blockIdx.x * pairs / args.line_blocks, pairs - 1);
+            numbers = args.page_table + pair / args.row_tiles * args.page_table_stride;
+            count = args.forward.kv_length / args.page_rows;
+        }
+    }
+    DEVICE void prefetch() const {
+        constexpr int of_sector = 8;
+        for (int i = threadIdx.x * of_sector; i < count; i += threads * of_sector)
+            prefetch_L2(numbers + i);
+    }
+};
+
 // All threads find it together, each with some of the pairs. Where nothing is read for it, it is found while the grid
 // before still runs.
 template <int threads> DEVICE Start find_start(const DecodeArguments &args) {
     const int pairs = args.forward.batches * args.row_tiles;
-    if (variant::variable_lengths || args.kv_lengths || args.kv_begins || args.cache_index)
+    if (variant::variable_lengths || args.kv_lengths || args.kv_begins || args.cache_index) {
+        const LikelyPages<threads> pages(args, pairs);
         wait_for_grids_before();
+        pages.prefetch();
+    }
     if (!variant::variable_lengths && args.row_tiles == 1 && !args.kv_lengths && !args.kv_begins) { // all are equal
-        const uint32 places = Item(args, 0).places(args) * args.kv_heads;
-        const Line line(args, places * pairs);
+        const uint32 of_item = Item(args, 0).places(args), places = of_item * args.kv_heads;
+        const Line line(args, places * pairs - (cfg::deals_items ? of_item * args.whole_items : 0));
+        if (cfg::deals_items && args.whole_items) // each segment finds its item by itself
+            return {line, 0, 0};
         const int pair = pairs == 1 ? 0 : min((int)(line.begin(blockIdx.x) / places), pairs - 1);
         return {line, pair, pair * places};
     }
@@ -182,12 +219,14 @@ struct Segments {
     DEVICE uint32 slot(int index) const { return index == 0 ? first_slot : other_slots + index * step; }
 };
 
-// A thread block's share of the line, segment after segment. It begins with the first.
+// A thread block's share of what there is to do, segment after segment: of every round an item, then its share of the
+// line. It begins with the first.
 struct Share {
     Line line;
     uint32 end;
     uint32 first_of_pair; // the first place of the item's pair
     uint32 place;         // the next to look at
+    int whole;            // the item of the next round
 
     // The segment: the units [first, last) of an item, of whose splits the places are [first_split, item_end).
     Item item;
@@ -196,12 +235,17 @@ struct Share {
 
     DEVICE Share(const DecodeArguments &args, const Start &start)
         : line(start.line), end(line.begin(blockIdx.x + 1)), first_of_pair(start.first_place),
-          place(line.begin(blockIdx.x)), item(args, start.pair) {
+          place(line.begin(blockIdx.x)), whole((int)blockIdx.x < args.round_blocks ? blockIdx.x : args.whole_items),
+          item(args, start.pair) {
         next(args);
     }
 
     // Moves on to the next segment, if there is one.
     DEVICE void next(const DecodeArguments &args) {
+        if (cfg::deals_items && args.whole_items) {
+            next_of_equal_items(args);
+            return;
+        }
         while (place < end) {
             const uint32 places = item.places(args);
             if (place >= first_of_pair + places * args.kv_heads) { // pairs without rows have no places
@@ -225,11 +269,37 @@ struct Share {
     // Whether there is a segment.
     DEVICE bool is_some() const { return first < last; }
 
-    // Whether the thread block has nothing else to do.
+    // Whether the thread block has nothing else to do, once the rounds are over.
     DEVICE bool is_last() const { return place >= end; }
     DEVICE bool is_whole_item() const { return begin == first_split && place == item_end; }
     // Where the parts of this segment lie.
     DEVICE uint32 slot(const DecodeArguments &args) const {
         return args.split_units ? begin : 2 * blockIdx.x + (line.begin(blockIdx.x) < begin);
+    }
+
+  private:
+    // Items are numbered sequence by sequence, those of a sequence by their heads. They have places for their units alone.
+    DEVICE void next_of_equal_items(const DecodeArguments &args) {
+        const bool is_dealt = whole < args.whole_items;
+        if (!is_dealt && place >= end) {
+            first = last = 0;
+            return;
+        }
+        const uint32 units = item.units, in_line = is_dealt ? 0 : place / units;
+        const int index = is_dealt ? whole : args.whole_items + (int)in_line;
+        item.move_to_equal(args, index / args.kv_heads, index % args.kv_heads);
+        if (is_dealt) { // it has no place in the line
+            whole += args.round_blocks;
+            begin = first_split = first = 0;
+            item_end = place;
+            last = units;
+            return;
+        }
+        first_split = in_line * units;
+        item_end = first_split + units;
+        begin = place;
+        place = min(item_end, end);
+        first = begin - first_split;
+        last = place - first_split;
     }
 };

@@ -81,6 +81,7 @@ struct SharedMemory {
 struct Producer {
     static constexpr int warps = warpgroup_threads / warp_threads, keys = cfg::B_c / warps;
     static_assert(key_group % keys == 0);
+    using Places = KeyPlaces<1, key_group, false>;
 
     const DecodeArguments &args;
     const SharedMemory &shared;
@@ -90,16 +91,17 @@ struct Producer {
 
     DEVICE void run() {
         for (; share.is_some(); share.next(args)) {
-            int page = look_up(share.first);
+            Places places;
+            places.begin(args, share.item, first_key(share.first));
 #pragma unroll 1
             for (int unit = share.first; unit < share.last; ++unit) {
-                const KeyGroup group(args, share.item, first_key(unit), page);
+                const int first = first_key(unit);
+                places.move_on(args, share.item, first, share.last - unit);
+                const KeyGroup group = places.group(share.item, 0, first);
                 // In the order in which they are scored, and become empty.
                 copy<parts::ScoredOnly>(group);
                 copy<parts::Followers>(group);
                 copy<parts::Scorers>(group);
-                if (unit + 1 < share.last)
-                    page = look_up(unit + 1); // while the copies are under way
                 ring.advance();
             }
         }
@@ -108,28 +110,13 @@ struct Producer {
 
   private:
     DEVICE int first_key(int unit) const { return (share.item.first_unit + unit) * cfg::B_c + first_row; }
-    DEVICE int look_up(int unit) const { return page_of_group(args, share.item, first_key(unit)); }
 
     template <class Part> DEVICE void copy(const KeyGroup &group) {
         const Slot slot = shared.keys<Part>(ring.stage);
         slot.wait_until_empty(ring.lap); // @operand K
-        constexpr int vectors = Part::columns / vector_elements, first_vector = Part::first_column / vector_elements;
-        constexpr int passes = keys * vectors / warp_threads;
-        const TensorView &tensor = args.forward.K;
-        const char *source = group.item.sequence.row_in(args, group.place, tensor, group.item.head, group.key);
-        const bool is_whole = group.exist >= keys && Part::first_column + Part::columns <= tensor_columns;
-#pragma unroll
-        for (int pass = 0; pass < passes; ++pass) {
-            const int i = pass * warp_threads + lane_index(), row = i / vectors, vector = i % vectors;
-            const uint32 target = slot.data + panel_vector_offset<cfg::B_c>(first_row + row, vector);
-            const char *from = source + row * tensor.row_stride * element_bytes + (first_vector + vector) * vector_bytes;
-            if (is_whole) {
-                cp_async_16B(target, from);
-            } else { // keys and columns that do not exist are zero
-                const bool exists = row < group.exist && first_vector + vector < tensor_columns / vector_elements;
-                cp_async_16B_or_zero(target, exists ? from : source, exists);
-            }
-        }
+        constexpr int tensor_vectors = (tensor_columns - Part::first_column) / vector_elements;
+        copy_rows<cfg::B_c, warp_threads, keys, Part::columns / vector_elements, tensor_vectors>(
+            group.K + Part::first_column * element_bytes, group.exist, args.forward.K, slot.data, first_row, lane_index());
         cp_async_mbarrier_arrive(slot.full);
     }
 };

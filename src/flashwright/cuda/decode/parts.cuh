@@ -78,14 +78,18 @@ template <int threads, class Function> DEVICE void for_each_part(const Item &ite
         function(i / RowPart::of_row, i % RowPart::of_row);
 }
 
-// What becomes of a segment: found while its first keys are on their way.
+// What becomes of a segment that is not its whole item: found while its first keys are on their way.
 struct Destination {
     Segments segments;
     uint32 slot; // of its parts
 
     Destination() = default;
-    DEVICE Destination(const DecodeArguments &args, const Share &share)
-        : segments(args, share.line, computed_from_here(share.first_split), share.item_end), slot(share.slot(args)) {}
+    DEVICE Destination(const DecodeArguments &args, const Share &share) {
+        if (cfg::deals_items && share.is_whole_item())
+            return;
+        segments = Segments(args, share.line, computed_from_here(share.first_split), share.item_end);
+        slot = share.slot(args);
+    }
 };
 
 // How far the segments of an item are, in one word that is zero before and after a launch: how many have arrived, which

@@ -10,6 +10,7 @@ from flashwright.kernels.decode.ampere.space import SPACE
 from flashwright.kernels.decode.append import APPEND, APPEND_THREADS
 from flashwright.kernels.decode.launch import DECODE
 from flashwright.kernels.family import Companion, KernelFamily
+from flashwright.kernels.launch import LaunchRules
 from flashwright.kernels.short_forms import config_parser
 
 AMPERE_DECODE = KernelFamily(
@@ -27,6 +28,7 @@ AMPERE_DECODE = KernelFamily(
     ),
     shapes=AmpereDecodeShapes,
     source=ampere_decode_source,
+    launch_rules=LaunchRules(deals_items=True),
     rejection_reason=ampere_decode_rejection_reason,
     default_config=ampere_decode_default,
     space=SPACE,

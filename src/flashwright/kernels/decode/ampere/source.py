@@ -41,7 +41,7 @@ def _constants(config: AmpereDecodeKernelConfig, variant: AttentionVariant) -> d
     )  # fmt: skip
     return {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
-        | {"d_value": config.d_head, "tiles_apart": False},
+        | {"d_value": config.d_head, "tiles_apart": False, "deals_items": True},
         "variant": variant_constants(variant) | {"value_head_dim": variant.value_head_dim},
         "layout": dict(shapes.shared_layout.constants()),
         "shape": {name: getattr(shapes, name) for name in names},

@@ -52,6 +52,7 @@ def _constants(config: HopperDecodeKernelConfig, variant: AttentionVariant) -> d
             "blocks_per_sm": config.blocks_per_sm,
             "d_value": config.d_head,
             "tiles_apart": False,
+            "deals_items": False,
         },
         "variant": variant_constants(variant) | {"value_head_dim": variant.value_head_dim},
         "layout": dict(shapes.shared_layout.constants()),

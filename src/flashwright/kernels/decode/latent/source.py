@@ -30,7 +30,7 @@ def latent_decode_source(config: LatentDecodeKernelConfig, variant: AttentionVar
     )  # fmt: skip
     constants = {
         "cfg": {field.name: getattr(config, field.name) for field in fields(config)}
-        | {"d_value": shapes.d_value, "tiles_apart": True},
+        | {"d_value": shapes.d_value, "tiles_apart": True, "deals_items": False},
         "variant": variant_constants(variant) | {"value_head_dim": variant.value_head_dim},
         "layout": dict(shapes.shared_layout.constants()),
         "shape": {name: getattr(shapes, name) for name in names},
