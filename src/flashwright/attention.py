@@ -166,10 +166,7 @@ def attention(
             pass
         elif key is request:
             out = kind.torch.empty_like(q)
-            layout = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
-            arrangement = kind.arrangements.get(layout)
-            if arrangement is None:
-                arrangement = kind.arrange(layout, q, k, v, out)
+            arrangement = kind.arrangement(q, k, v, out)
             if arrangement is not None:
                 out, lse = arrangement.run(q, k, v, out)
                 return (out, lse) if return_lse else out

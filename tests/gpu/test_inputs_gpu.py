@@ -64,13 +64,13 @@ def test_unaligned_inputs_are_planned_once(family, move, monkeypatch):
     q, k, v = (move(x) for x in some())
     attention(q, k, v, family=family)
     plans: list[Any] = []
-    arrange = CallKind.arrange
+    arrange = CallKind._arrange
 
     def counted(*arguments: Any) -> Any:
         plans.append(arguments)
         return arrange(*arguments)
 
-    monkeypatch.setattr(CallKind, "arrange", counted)
+    monkeypatch.setattr(CallKind, "_arrange", counted)
     for _ in range(3):
         attention(q, k, v, family=family)
     assert plans == []

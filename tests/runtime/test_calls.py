@@ -239,8 +239,8 @@ def test_tensors_that_no_kernel_can_read_are_planned_once(kind, kernel, move, mo
     tensors = [move(x) for x in some(2, 4, 300, 128)]
     kind.run(*tensors)
     planned: list[Any] = []
-    arrange = CallKind.arrange
-    monkeypatch.setattr(CallKind, "arrange", lambda *arguments: planned.append(arguments) or arrange(*arguments))
+    arrange = CallKind._arrange
+    monkeypatch.setattr(CallKind, "_arrange", lambda *arguments: planned.append(arguments) or arrange(*arguments))
     for _ in range(3):
         out, _ = kind.run(*tensors)
         assert out.shape == tensors[0].shape

@@ -71,6 +71,17 @@ def test_a_cache_that_grows_is_planned_once(monkeypatch):
     assert len(loaded) == 1 and len(gpu.launches) == 7
 
 
+def test_keys_that_grow_in_a_cache_share_their_parameters(monkeypatch):
+    """But for the number of keys. What is kept of a length is little: a generation has thousands."""
+    SimulatingGPU(monkeypatch, executes=False)
+    kind = call_kind()
+    q, k = some(1, 4, 1, 64), some(1, 2, 90, 64, seed=1)
+    first, second = (kind.arrangement(q, k[:, :, :keys], k[:, :, :keys], q) for keys in (70, 71))
+    copied = kind.arrangement(q, *[k[:, :, :72].contiguous()] * 2, q)
+    assert first.words is second.words is not copied.words
+    assert [each.lengths for each in (first, second, copied)] == [1 | keys << 32 for keys in (70, 71, 72)]
+
+
 def test_what_decoding_does_not_suit_or_read_goes_to_the_forward(monkeypatch):
     gpu = SimulatingGPU(monkeypatch, executes=False)
     kind = call_kind()

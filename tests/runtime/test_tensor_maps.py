@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flashwright.hardware.tensor_map import ELEMENT_DTYPES, TensorMap
 from flashwright.runtime import tensor_maps
-from flashwright.runtime.tensor_maps import WORDS, MapTemplate, placed_rows
+from flashwright.runtime.tensor_maps import WORDS, MapTemplate, common_rows_place
 
 KIND = TensorMap(16, ml_dtypes.bfloat16, (1, 1, 1, 1), (0, 0, 0), (64, 64, 1, 1))
 TEMPLATE = MapTemplate(KIND, scattered)
@@ -82,7 +82,7 @@ def test_a_map_is_written_as_the_driver_would_encode_it(shape, strides):
 def test_another_number_of_rows_changes_a_map_into_that_of_so_many(rows, strides):
     words, expected = TEMPLATE.blank[:], TEMPLATE.blank[:]
     TEMPLATE.write(words, 0, (64, rows[0], 3, 7), strides)
-    ((at, others, up),) = placed_rows([TEMPLATE])
+    at, others, up = common_rows_place([TEMPLATE, TEMPLATE])
     words[at] = words[at] & others | rows[1] - 1 << up
     TEMPLATE.write(expected, 0, (64, rows[1], 3, 7), strides)
     assert words == expected

@@ -22,7 +22,7 @@ def decodes(window: Window, batch: int, heads: int, kv_heads: int, rows: int, ke
     packed_rows = rows * (heads // kv_heads)
     if rows == 1 or (packed_rows <= TILE_ROWS and keys > rows):
         return packed_rows <= MOST_PACKED_ROWS and (window.bottom_right or window.right is None)
-    return packed_rows <= MOST_PACKED_ROWS and attended_keys(rows, keys, window) >= MANY_KEYS
+    return packed_rows <= MOST_PACKED_ROWS and keys >= MANY_KEYS <= attended_keys(rows, keys, window)
 
 
 def attended_keys(rows: int, keys: int, window: Window) -> int:

@@ -153,7 +153,7 @@ class RecordedKind:
     def _new_call(self, layout: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> RecordedCall | None:
         kind = self._forward
         out = kind.torch.empty_like(q)
-        arrangement = kind.arrangements.get(layout) or kind.arrange(layout, q, k, v, out)
+        arrangement = kind.arrangement(q, k, v, out)
         if arrangement is None:
             return None
         if len(self._calls) >= kind.MOST_ARRANGEMENTS:

@@ -1,7 +1,7 @@
 """Calls of few query rows on many keys: launches of a decode kernel, in the place of the forward's arrangements.
 
 What a step of a generation costs the host decides how fast small models generate. A plan is made once for queries of a
-shape; keys that grow by one change three words of its parameters.
+shape; keys that grow change one word of its parameters, and their strides if they are new.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeArrangement, DecodeKind
 from flashwright.runtime.parameters import WORD_BYTES, Parameters
-from flashwright.runtime.tensors import VECTOR_MASK, in_vectors
+from flashwright.runtime.tensors import are_vector_strides, in_vectors
 from flashwright.runtime.zeros import zeros_of
 
 if TYPE_CHECKING:
@@ -70,35 +70,27 @@ class FewRows:
         q_shape, q_strides, k_shape, k_strides, v_shape, v_strides = layout
         batch, heads, rows, head_dim = q_shape
         kv_batch, kv_heads, keys, kv_head_dim = k_shape
-        k_batch, k_head, k_row, k_column = k_strides
         if (
             k_shape != v_shape
             or kv_batch != batch
             or kv_head_dim != head_dim
             or not batch * kv_heads * rows * keys
             or keys > MAX_LENGTH
-            or k_column != 1
-            or (k_batch | k_head | k_row) & VECTOR_MASK
             or heads % kv_heads
             or not self._suits(batch, heads, kv_heads, rows, keys)
         ):
             return None
-        v_batch, v_head, v_row, v_column = v_strides
-        if v_column != 1 or (v_batch | v_head | v_row) & VECTOR_MASK:
-            return None
         key = (q_shape, q_strides, kv_heads)
         plan = self._plans.get(key)
         if plan is None:
-            if not (in_vectors(q) and in_vectors(out)):
+            if not (
+                in_vectors(q) and in_vectors(out) and are_vector_strides(k_strides) and are_vector_strides(v_strides)
+            ):
                 return None
             if len(self._plans) >= self.MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = FewRowsPlan(self.kind, q, k, v, out)
-        words = plan.words[:]
-        words[_K + 1], words[_K + 2], words[_K + 3] = k_batch, k_head, k_row
-        words[_V + 1], words[_V + 2], words[_V + 3] = v_batch, v_head, v_row
-        words[_LENGTHS] = rows | keys << 32
-        return FewRowsArrangement(plan, words, other_way)
+        return plan.arranged(layout, other_way)
 
 
 class FewRowsPlan:
@@ -120,6 +112,26 @@ class FewRowsPlan:
         self.zeros = zeros_of(q.device)
         self.spare: list[Parameters] = []
         """Those that no launch is using. A thread that finds none makes its own, and leaves them here."""
+        self.latest: FewRowsArrangement | None = None
+        """Whose words and strides serve the next, where keys alone grow."""
+
+    def arranged(self, layout: tuple[Any, ...], other_way: OtherWay) -> FewRowsArrangement | None:
+        """For keys and values of a new length or of new strides; None for such that no kernel reads."""
+        q_shape, q_strides, k_shape, k_strides, _, v_strides = layout
+        latest = self.latest
+        if latest is not None and latest.layout[3] == k_strides and latest.layout[5] == v_strides:
+            # What is equal is kept once: the first touch of memory takes longer than the arithmetic.
+            words = latest.words
+            q_shape, q_strides, _, k_strides, _, v_strides = latest.layout
+        elif are_vector_strides(k_strides) and are_vector_strides(v_strides):
+            words = self.words[:]
+            words[_K + 1], words[_K + 2], words[_K + 3], _ = k_strides
+            words[_V + 1], words[_V + 2], words[_V + 3], _ = v_strides
+        else:
+            return None
+        layout = (q_shape, q_strides, k_shape, k_strides, k_shape, v_strides)
+        found = self.latest = FewRowsArrangement(self, layout, words, q_shape[2] | k_shape[2] << 32, other_way)
+        return found
 
 
 class PartialsOfStreams:
@@ -151,11 +163,16 @@ def partials_of_streams(device_index: int) -> PartialsOfStreams:
 class FewRowsArrangement:
     """A plan's parameters for keys and values of certain lengths and strides, addresses apart."""
 
-    __slots__ = ("other_way", "plan", "words")
+    __slots__ = ("layout", "lengths", "other_way", "plan", "words")
 
-    def __init__(self, plan: FewRowsPlan, words: array[int], other_way: OtherWay) -> None:
+    def __init__(
+        self, plan: FewRowsPlan, layout: tuple[Any, ...], words: array[int], lengths: int, other_way: OtherWay
+    ) -> None:
+        """`words`, but for the one of `lengths`, serve other lengths, too."""
         self.plan = plan
+        self.layout = layout
         self.words = words
+        self.lengths = lengths
         self.other_way = other_way
 
     def run(
@@ -185,6 +202,7 @@ class FewRowsArrangement:
             parameters = Parameters(plan.words[:], (0,))
         words = parameters.words
         words[plan.own] = self.words
+        words[_LENGTHS] = self.lengths
         words[_Q] = q_address
         words[_K] = k_address
         words[_V] = v_address

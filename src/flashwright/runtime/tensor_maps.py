@@ -182,14 +182,7 @@ def map_template(kind: TensorMap) -> MapTemplate:
     return MapTemplate(kind)
 
 
-def placed_rows(maps: Sequence[MapTemplate]) -> list[RowsPlace]:
-    """Where the rows of each of several maps, one after the other, are; empty if one of them has no such place."""
-    places = [each.rows_place if each.is_known else None for each in maps]
-    known = [(index * WORDS + place[0], *place[1:]) for index, place in enumerate(places) if place is not None]
-    return known if len(known) == len(places) else []
-
-
-def words_of_rows(words: Sequence[int], places: Sequence[RowsPlace]) -> tuple[int, ...]:
-    """Of each of several maps that have been written, one after the other: the word, its other bits, and how many bits
-    to move rows less 1 up by."""
-    return tuple(value for at, others, up in places for value in (at, words[at] & others, up))
+def common_rows_place(maps: Sequence[MapTemplate]) -> RowsPlace | None:
+    """Where the rows of maps are, if all have them in the same place."""
+    places = {each.rows_place if each.is_known else None for each in maps}
+    return places.pop() if len(places) == 1 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -151,6 +151,12 @@ def in_vectors(x: torch.Tensor) -> bool:
     """Whether rows can be moved in 16-byte vectors, the address apart. Strides of dimensions of size 1 mean nothing."""
     *outer, inner = x.stride()
     return inner == 1 and not any(s & VECTOR_MASK and n > 1 for s, n in zip(outer, x.shape, strict=False))
+
+
+def are_vector_strides(strides: Sequence[int]) -> bool:
+    """Whether they suit rows of 16-byte vectors, whatever the sizes."""
+    batch, head, row, column = strides
+    return column == 1 and not (batch | head | row) & VECTOR_MASK
 
 
 def has_vector_rows(x: Any) -> bool:

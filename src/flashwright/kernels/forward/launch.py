@@ -206,9 +206,9 @@ def forward_arguments(
         softmax_scale=softmax_scale,
         capping_scale=capping_scale,
     )
-    if packed:
-        for tensor in (arguments.Q, arguments.K, arguments.V, arguments.O):
-            tensor.batch_stride = 0  # a sequence is found by its first row
+    for view, tensor in ((arguments.Q, q), (arguments.K, k), (arguments.V, v), (arguments.O, o)):
+        if tensor.shape[0] == 1:  # whose stride means nothing; packed sequences are found by their first rows
+            view.batch_stride = 0
     return arguments
 
 
