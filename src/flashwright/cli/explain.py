@@ -171,8 +171,8 @@ def _print_neighbours(console: Console, facts: ConfigFacts) -> None:
     console.print(_neighbours_table(facts, with_verdicts=verdicts_fit))
     if not verdicts_fit:
         for neighbour in facts.neighbours:
-            if verdict := _verdict(neighbour):
-                console.print(f"{neighbour.change}: {verdict}", style="dim", highlight=False)
+            if neighbour.verdict:
+                console.print(f"{neighbour.change}: {neighbour.verdict}", style="dim", highlight=False)
 
 
 def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
@@ -191,7 +191,7 @@ def _neighbours_table(facts: ConfigFacts, *, with_verdicts: bool) -> Table:
     own = (shown_or_unknown(getattr(facts.effects, name)) for name in EFFECT_NAMES)
     table.add_row("this config", *own, style="bold")
     for neighbour in facts.neighbours:
-        verdict = [_verdict(neighbour)] if with_verdicts else []
+        verdict = [neighbour.verdict] if with_verdicts else []
         table.add_row(neighbour.change, *_differences(facts, neighbour), *verdict)
     return table
 
@@ -204,7 +204,3 @@ def _differences(facts: ConfigFacts, neighbour: Neighbour) -> list[str]:
         f"[{_COLOURS[is_better(name, value, fewer_registers_are_better=fewer_are_better)]}]{shown_difference(value)}[/]"
         for name, value in differences(facts.effects, neighbour.effects).items()
     ]
-
-
-def _verdict(neighbour: Neighbour) -> str:
-    return f"cannot be built: {neighbour.problem}" if neighbour.problem else neighbour.rejection or ""

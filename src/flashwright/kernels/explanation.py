@@ -199,7 +199,8 @@ class TimelineTexts:
     """What a page says around the timelines."""
 
     introduction: str = (
-        "The PTX that one warp executed on the simulated GPU, in order, over two steps in the middle of the loop."
+        "The PTX that one warp executed on the simulated GPU, in order, over two steps in the middle of the loop. A "
+        "bar above says what is under way: framed while it is being started, plain until the wait for it."
     )
     caption: str = (
         "Each mark is a run of consecutive instructions of one kind; the numbers beside the lanes count them. "

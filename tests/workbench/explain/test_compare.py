@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from explain_cases import (
+    AMPERE_BACKWARD,
     EAGER,
+    HOPPER_BACKWARD,
     HOPPER_OVERLAPPED,
     HOPPER_PLAIN,
     INVALID,
@@ -21,9 +23,11 @@ from explain_cases import (
     explained,
 )
 
+from flashwright.problem.options import AttentionOptions
 from flashwright.workbench.explain.compare import compare_facts, config_labels
 from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.report import sections
+from flashwright.workbench.sample import Sample
 
 
 @pytest.fixture
@@ -138,6 +142,24 @@ def test_figures_say_which_config_they_speak_for():
     assert judged["shared_bytes"] is False  # persistent blocks have two slots of Q
     assert judged["registers"] is None  # what a thread is launched with is a share of the multiprocessor's
     assert "shared bytes" in comparison.effects_judged(False)
+
+
+def test_operations_are_different_problems_and_both_are_named():
+    comparison = compare_facts(explained(HOPPER_PLAIN), explained(HOPPER_BACKWARD))
+    assert {effect.second_is_better for effect in comparison.effects} == {None}
+    assert "A forward and a backward kernel, compiled for sm_90a" in comparison_page(comparison)
+    titles = [section.title for section in comparison.sections]
+    assert "The KV loop in PTX; The query loop in PTX" in titles and "Registers per thread" in titles
+
+
+def test_what_was_not_simulated_is_said_with_the_reason():
+    causal = Sample(AttentionOptions.of(True, None, None, 0.0))
+    facts = [explained(config, sample=causal) for config in (AMPERE_BACKWARD, AMPERE_BACKWARD.replace("_1+", "_2+"))]
+    page = comparison_page(compare_facts(*facts))
+    assert "compiled for sm_80, causal" in page
+    assert page.count("<small>not simulated</small>") == 2
+    for label in ("stages_2_1", "stages_2_2"):
+        assert f"{label} was not simulated: of backward kernels, steps are counted under a full mask alone." in page
 
 
 def test_head_dimensions_are_different_problems_and_not_judged():

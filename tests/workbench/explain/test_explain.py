@@ -231,6 +231,29 @@ def test_two_stages_copy_a_whole_step_ahead_with_one_barrier_and_blocks_in_rever
     assert hidden_behind(facts.timeline, k) == ["S = QKᵀ", "softmax", "O += PV"]
 
 
+def test_copies_into_a_ring_end_at_the_wait_for_their_stage():
+    facts = explained(TWO_STAGES.replace("+reversed+two_stages", "+ring_3"))
+    timeline = facts.timeline
+    (k, v) = whole_flights(timeline)
+    assert [k.block, v.block] == ["K block 2", "V block 2"] and k.end == v.end
+    assert hidden_behind(timeline, k) == ["S = QKᵀ", "softmax", "O += PV"]
+    assert {flight.block for flight in timeline.flights} == {
+        f"{operand} block {i}" for operand in "KV" for i in (1, 2, 3)
+    }
+    assert "K is under way for" in config_page(facts)
+
+
+def test_a_neighbour_that_fits_no_thread_block_says_so():
+    config = "(BF16, 256, 128, 64, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+    facts = explained(config, turning=("two_kv_stages",))
+    (neighbour,) = facts.neighbours
+    assert neighbour.effects.instructions_per_step is None
+    needed, allowed = facts.shared.total_bytes + 2 * 64 * 256 * 2, 163 * 1024
+    problem = f"not simulated: a block needs {needed:,} bytes of shared memory; sm_80 allows {allowed:,}"
+    assert problem in neighbour.verdict
+    assert problem in config_page(facts).replace("<wbr>", "")
+
+
 def test_copies_through_registers_are_told_apart_and_the_peeled_step_is_counted():
     timeline = explained(THROUGH_REGISTERS).timeline
     assert timeline.first_step == 2  # step 0 is peeled, iteration 0 is step 1

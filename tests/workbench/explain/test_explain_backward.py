@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from explain_cases import AMPERE_BACKWARD as AMPERE
@@ -11,11 +12,13 @@ from explain_cases import HOPPER_BACKWARD as HOPPER
 from explain_cases import CommandLine, explained
 
 from flashwright.kernels.registry import families, parse_config, tile_shapes
+from flashwright.problem.options import AttentionOptions
 from flashwright.workbench.explain.compare import compare_facts
 from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
 from flashwright.workbench.explain.facts import ConfigFacts
 from flashwright.workbench.explain.page import config_page
 from flashwright.workbench.explain.report import sections
+from flashwright.workbench.sample import Sample
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +88,47 @@ def test_five_products_a_step_are_counted(ampere, hopper):
 
 def test_the_phases_of_the_ampere_kernel_are_its_products_in_their_order(ampere):
     names = [phase.name for phase in ampere.timeline.phases]
-    step = ["S", "gradients of scores", "dP", "dV", "dK", "dQ"]
-    assert names == 2 * step
-    gradients, dP = ampere.timeline.phases[1:3]
-    assert gradients.start < dP.start < dP.end < gradients.end  # probabilities come before, their gradients after
+    # Probabilities come before dP, their gradients after.
+    assert names == 2 * ["S", "gradients of scores", "dP", "gradients of scores", "dV", "dK", "dQ"]
+
+
+@pytest.mark.parametrize(
+    ("config", "step"),
+    [
+        (
+            "ampere backward (BF16, 32, 64, 64, 4): stages_1_1+slices_2+swizzled",
+            [*2 * ["S", "gradients of scores", "dP", "gradients of scores", "dV", "dK"], "dQ"],
+        ),
+        (  # the products of its own queries before the late dQ, those of other warps' behind it
+            "ampere backward (FP16, 64, 64, 64, 8): stages_1_1+parts_2+swizzled+late_dQ",
+            ["S", "gradients of scores", "dP", "gradients of scores", "dV", "dK", "dQ", "dV", "dK"],
+        ),
+    ],
+    ids=["slices", "late dQ"],
+)
+def test_parts_that_come_several_times_a_step_are_drawn_as_often_and_never_over_each_other(config, step):
+    timeline = explained(config).timeline
+    assert [phase.name for phase in timeline.phases] == 2 * step
+    assert all(before.end <= after.start for before, after in pairwise(timeline.phases))
+
+
+@pytest.mark.parametrize("config", [AMPERE, HOPPER])
+def test_steps_are_counted_of_kernels_with_a_cap_and_grouped_heads_too(config):
+    capped = Sample(AttentionOptions.of(False, None, None, 20.0))
+    for sample, blocks in ((capped, 1), (Sample(kv_heads=2), 2)):
+        facts = explained(config, sample=sample)
+        assert facts.simulation.relative_error < 8e-3
+        assert facts.simulation.thread_blocks == blocks
+        assert len(facts.timelines) == len(explained(config).timelines)
+
+
+def test_the_run_of_a_pair_is_that_of_both_thread_blocks_with_keys_of_their_own():
+    facts = explained("hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired")
+    assert facts.simulation.kv_rows == 2 * 64
+    assert facts.simulation.thread_blocks == 2
+    page = config_page(facts)
+    assert "2 thread blocks, from the start of the kernel to its end: all their warps" in page
+    assert "of all 2 thread blocks" in page and "whole thread block" not in page
 
 
 def test_q_is_copied_a_step_ahead_and_do_during_the_step_before(ampere):

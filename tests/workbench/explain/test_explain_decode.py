@@ -6,13 +6,15 @@ import re
 from itertools import pairwise
 
 import pytest
-from explain_cases import explained
+from explain_cases import DECODE, explained
 
 from flashwright.kernels.registry import families, family_of, parse_config, tile_shapes
 from flashwright.problem.dtypes import DType
+from flashwright.problem.options import AttentionOptions
 from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
 from flashwright.workbench.explain.facts import ConfigFacts
 from flashwright.workbench.explain.page import config_page
+from flashwright.workbench.sample import Sample
 
 CONFIG = "ampere decode (BF16, 64, 16, 16, 2): rows_1+stages_3+blocks_1+swizzled"
 
@@ -48,6 +50,39 @@ def test_a_step_of_one_warp_is_simulated_and_right(facts):
     assert (operands["O accumulator"], operands["S accumulator"]) == (16 * 64 // 32, 16 * 16 // 32)
     # S: 2 tiles of 8 keys, 4 of 16 columns deep; O: 8 tiles of 8 columns, 1 of 16 keys deep.
     assert facts.loop.ptx.by_kind["matrix product (mma)"] == 2 * 4 + 8
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_a_step_is_looked_at_however_many_thread_blocks_a_multiprocessor_has(blocks):
+    """They share keys; the one that is looked at has all, so that its loop is no shorter."""
+    config = f"ampere decode (BF16, 64, 16, 16, 2): rows_1+stages_2+blocks_{blocks}+swizzled"
+    facts = explained(config)
+    assert len(facts.timeline.step_starts) == 3
+    assert facts.simulation.thread_blocks == 1
+    one = explained(config.replace(f"blocks_{blocks}", "blocks_1"))
+    assert facts.simulation.step.instructions == pytest.approx(one.simulation.step.instructions, rel=0.1)
+
+
+def test_neighbours_of_a_config_with_two_thread_blocks_a_multiprocessor_are_simulated():
+    facts = explained(DECODE, turning=("blocks_per_sm",))
+    assert [each.change for each in facts.neighbours] == ["blocks_per_sm: 2 → 1", "blocks_per_sm: 2 → 4"]
+    for neighbour in facts.neighbours:
+        assert neighbour.effects.instructions_per_step == pytest.approx(facts.effects.instructions_per_step, rel=0.1)
+
+
+@pytest.mark.parametrize("config", [CONFIG, "hopper decode (BF16, 64, 64, 32): stages_2"])
+def test_the_command_of_which_for_grouped_heads_shows_steps(config):
+    facts = explained(config, sample=Sample(kv_heads=1))
+    assert facts.simulation.q_rows * 2 == parse_config(config).B_r  # rows of both heads fill a tile
+    assert facts.simulation.relative_error < 8e-3
+    assert len(facts.timeline.step_starts) == 3
+
+
+def test_what_keeps_a_step_from_being_counted_is_named():
+    few, causal = Sample(keys=32), Sample(AttentionOptions.of(True, None, None, 0.0))
+    assert explained(CONFIG, sample=few).simulation_problem == "the loop has 1 step with 32 keys; counts need 3"
+    problem = explained(CONFIG, sample=causal).simulation_problem
+    assert problem == "of decode kernels, steps are counted under a full mask alone"
 
 
 def test_a_warp_reads_its_own_keys_without_conflicts_and_waits_for_nobody(facts):

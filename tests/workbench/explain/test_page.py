@@ -35,7 +35,7 @@ from matplotlib.image import imread
 
 from flashwright.kernels.explanation import OperandRegisters, Product, RegisterPhase
 from flashwright.kernels.family import OLDEST
-from flashwright.kernels.registry import families
+from flashwright.kernels.registry import families, parse_config, tile_shapes
 from flashwright.problem.dtypes import DType
 from flashwright.simulator.gpu import SimulatedGPU
 from flashwright.workbench.explain import linked_pages
@@ -44,10 +44,13 @@ from flashwright.workbench.explain.comparison_page import comparison_page
 from flashwright.workbench.explain.explanations import explanation_of, shared_map_of
 from flashwright.workbench.explain.facts import Flight, Phase, RegisterBudget
 from flashwright.workbench.explain.fragments import a_layout, b_layout, c_layout
+from flashwright.workbench.explain.gather import unbuilt_facts
 from flashwright.workbench.explain.markup import breakable, document, figure, short_form
-from flashwright.workbench.explain.page import config_page
+from flashwright.workbench.explain.order import CodeMark, LoadOrder
+from flashwright.workbench.explain.page import config_page, unbuilt_page
 from flashwright.workbench.explain.pictures.banks import banks_picture
 from flashwright.workbench.explain.pictures.fragments import fragments_picture
+from flashwright.workbench.explain.pictures.order import order_picture
 from flashwright.workbench.explain.pictures.registers import paired_registers_picture, registers_picture
 from flashwright.workbench.explain.pictures.shared_map import shared_map_picture
 from flashwright.workbench.explain.pictures.timeline import LEFT, RIGHT, WIDTH, timeline_picture
@@ -147,6 +150,23 @@ def test_the_count_at_launch_crosses_no_operand_of_warps_that_get_more_registers
     (line,) = (e for e in root.iter(f"{SVG}line") if e.get("class") == "compiler-line")
     operands = [e for e in root.iter(f"{SVG}rect") if e.get("class").startswith("operand") and len(e)]
     assert float(line.get("y1")) >= max(float(e.get("y")) + float(e.get("height")) for e in operands)
+
+
+def test_names_of_short_phases_are_left_out_where_two_lines_are_full():
+    phases = tuple(Phase("gradients of scores", start, start + 10) for start in range(0, 100, 10))
+    picture = timeline_picture(replace(explained(EAGER).timeline, phases=phases))
+    root = ElementTree.fromstring(picture)
+    shown = [e for e in root.iter(f"{SVG}text") if e.get("class") == "phase-name"]
+    drawn = [e for e in root.iter(f"{SVG}rect") if e.get("class").startswith("phase")]
+    assert len({e.get("y") for e in shown}) == 2 and len(shown) < len(drawn) == len(phases)
+    assert all(e.find(f"{SVG}title").text.startswith("gradients of scores: from ") for e in drawn)
+
+
+def test_what_does_not_fit_a_bar_of_registers_stands_behind_it():
+    root = ElementTree.fromstring(registers_picture(LARGE_BUDGET))
+    (bar,) = (e for e in root.iter(f"{SVG}rect") if e.get("class") == "compiler")
+    (label,) = (e for e in root.iter(f"{SVG}text") if e.text == "255 used, and 6,576 bytes spilled to memory")
+    assert float(label.get("x")) > float(bar.get("x")) + float(bar.get("width"))
 
 
 def test_the_bank_picture_shows_eight_lanes_in_one_place_or_in_eight():
@@ -330,7 +350,8 @@ TEXTS_OUTSIDE_THEIR_PICTURE = """
 OVERLAPPING_TEXTS = """
 [...document.querySelectorAll('svg')].flatMap(svg => {
     const texts = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBBox()]);
-    const overlap = (a, b) => Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x) > 2
+    // Words of one line have a gap between them.
+    const overlap = (a, b) => Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x) > -2
         && Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y) > 6;
     return texts.flatMap(([name, box], i) => texts.slice(i + 1).filter(([, other]) => overlap(box, other))
         .map(([other]) => svg.classList[1] + ': ' + name + ' / ' + other));
@@ -356,11 +377,40 @@ def test_no_text_is_cut_off_or_written_over_and_every_shape_has_a_colour(browser
     check_texts_and_shapes(browser_page, page_files[name])
 
 
+def test_a_page_without_a_kernel_fits_its_window(browser_page, tmp_path):
+    config = "(BF16, 256, 128, 64, 8): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax+mma_sum+lazy+ring_3"
+    with pytest.raises(ValueError) as problem:
+        tile_shapes(config)
+    page = tmp_path / "page.html"
+    page.write_text(unbuilt_page(unbuilt_facts(parse_config(config), str(problem.value))), "utf-8")
+    for width in (1400, 420):
+        browser_page.open(page, width=width)
+        assert browser_page.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser_page.evaluate(CLIPPED_TEXTS) == []
+
+
+def test_names_of_lanes_stand_apart_from_counts_of_any_size(browser_page, tmp_path):
+    marks = (CodeMark(0, 1024, True), CodeMark(1024, 10_240, False))
+    drawn = order_picture([("PTX", LoadOrder(12_000, marks, ()))])
+    page = tmp_path / "page.html"
+    page.write_text(document("", "", figure(drawn), ""), "utf-8")
+    browser_page.open(page, width=1400)
+    assert browser_page.evaluate(OVERLAPPING_TEXTS) == []
+
+
+SLICES = "ampere backward (BF16, 64, 64, 128, 4): stages_1_1+slices_2+swizzled"
+LATE_DQ = "ampere backward (BF16, 256, 64, 64, 8): stages_1_1+parts_4+swizzled+late_dQ"
+KEYS_AHEAD = "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"
+PAIRED = "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent"
+SPILLING = "(BF16, 256, 128, 128, 4): async+eager+swizzled+load_0_0_0_tiles"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "configs",
     [
         (HOPPER_GUESSING,), (AMPERE_BACKWARD,), (HOPPER_BACKWARD,), (DECODE,), (HOPPER_DECODE,), (LATENT_DECODE,),
+        (SLICES,), (LATE_DQ,), (KEYS_AHEAD,), (PAIRED,), (SPILLING,), (SLICES, KEYS_AHEAD), (HOPPER_PLAIN, PAIRED),
         (AMPERE_BACKWARD, HOPPER_BACKWARD), (DECODE, DECODE.replace("4)", "2)")), (HOPPER_DECODE, DECODE),
     ],
 )  # fmt: skip

@@ -81,9 +81,9 @@ class Comparison:
 
     @property
     def effects(self) -> tuple[ComparedEffect, ...]:
-        """Head dimensions are different problems: between them no figure is judged."""
+        """Operations and head dimensions are different problems: between them no figure is judged."""
         first, second = self.facts
-        of_one_problem = len({parse_config(facts.config).d_head for facts in self.facts}) == 1
+        of_one_problem = len({(facts.operation, parse_config(facts.config).d_head) for facts in self.facts}) == 1
         fixed_by_launch = any(facts.registers.reallocations for facts in self.facts)
         return tuple(
             ComparedEffect(
@@ -165,7 +165,8 @@ def _compare_sections(left: Section, right: Section) -> ComparedSection:
     for name in names:
         found = [_row_named(section, name) for section in (left, right)]
         rows.append(ComparedRow(name, (found[0].value, found[1].value), (found[0].note, found[1].note)))
-    return ComparedSection(left.key, left.title, tuple(rows), left.remark or right.remark)
+    title = left.title if left.title == right.title else f"{left.title}; {right.title}"
+    return ComparedSection(left.key, title, tuple(rows), left.remark or right.remark)
 
 
 def _row_named(section: Section, name: str) -> Row:

@@ -48,7 +48,7 @@ def comparison_page(comparison: Comparison) -> str:
     return document(
         title=f"{first.config} and {second.config}",
         header=f"""
-<p class="family">Two {first.operation} kernels, compiled for {escape(first.arch)}</p>
+<p class="family">{_kinds(comparison)}, compiled for {escape(first.target)}</p>
 <h1>{short_form(first.config)}<br>against<br>{short_form(second.config)}</h1>
 {called}
 {_tiles(comparison)}
@@ -57,6 +57,11 @@ def comparison_page(comparison: Comparison) -> str:
         footer="Written by <code>flashwright compare</code>. Numbers come from the compiler, and from PTX executed on "
         "the simulated GPU; what is called measured, from the result file that it names.",
     )
+
+
+def _kinds(comparison: Comparison) -> str:
+    first, second = (facts.operation for facts in comparison.facts)
+    return escape(f"Two {first} kernels" if first == second else f"A {first} and a {second} kernel")
 
 
 # --- Tiles -----------------------------------------------------------------------------------------------------
@@ -83,6 +88,8 @@ def _effect_tile(effect: ComparedEffect) -> Tile:
     judgement = JUDGEMENTS[effect.second_is_better]
     if effect.difference == 0:
         return Tile(EFFECT_NAMES[effect.name], new, "in both")
+    if effect.difference is None:
+        return Tile(EFFECT_NAMES[effect.name], f"{old} → {new}", "not simulated")
     difference = shown_difference(effect.difference)
     note = f"{difference}, {judgement}" if judgement else difference
     return Tile(EFFECT_NAMES[effect.name], f"{old} → {new}", note, judgement)
@@ -147,10 +154,16 @@ def _timelines(comparison: Comparison) -> str:
             warp = "" if timeline.warp == "one warp" else f", {timeline.warp}"
             html += f"<h3>{escape(label)}{escape(warp)}</h3>"
             html += figure(timeline_picture(timeline, name, instructions_across=across))
+    not_simulated = "".join(
+        paragraph(f"{label} was not simulated: {facts.simulation_problem}.")
+        for label, facts in zip(comparison.labels, comparison.facts, strict=True)
+        if not facts.timelines
+    )
     if not html:
-        return ""
+        return not_simulated
     return (
-        paragraph(
+        not_simulated
+        + paragraph(
             "The PTX that a warp executed on the simulated GPU, in order, over two steps in the middle of the loop. "
             "Pictures of the same kind of warp are on one scale: as many instructions, as long a line."
         )

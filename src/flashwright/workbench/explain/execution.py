@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from flashwright.compiler.kernel import Kernel
+from flashwright.kernels.cache_use import WHOLE, CacheUse
 from flashwright.kernels.explanation import SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.forward.launch import NO_OPTIONS
 from flashwright.kernels.registry import family_of
 from flashwright.problem.dtypes import NUMPY_DTYPES
 from flashwright.problem.flops import FORWARD
@@ -23,6 +26,7 @@ from flashwright.workbench.explain.explanations import counted_warp, explanation
 from flashwright.workbench.explain.facts import SharedTraffic, Simulation, StepCounts
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.loop import Loop, ptx_loop
+from flashwright.workbench.quantities import counted
 from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, visited_blocks
 
 STEADY_ITERATION = 1
@@ -44,6 +48,8 @@ class Execution:
     steady: int = STEADY_ITERATION
     """The iteration whose instructions are counted; no edge of a mask cuts its block."""
     steps_before_loop: int = 0
+    thread_blocks: int = 1
+    """Those of the grid that have anything to do."""
 
 
 class TooFewSteps(ValueError):
@@ -64,36 +70,47 @@ def execute(
         q_rows = config.B_r
         kv_rows = sample.keys or _enough_keys(config, sample.options, iterations + warp.steps_before_loop)
         cut_first = _steps_cut_first(config, sample, kv_rows, iterations, warp)
-    elif sample == PLAIN_SAMPLE:
-        steps = iterations + warp.steps_before_loop + warp.steps_ahead - 1
-        blocks = {operation.steps.tile: 1, operation.steps.step: steps}
-        q_rows, kv_rows, cut_first = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c, 0
     else:
-        raise TooFewSteps(f"of {operation.name} kernels, steps are counted under a full mask alone")
+        if sample.options.window != NO_OPTIONS.window:
+            raise TooFewSteps(f"of {operation.name} kernels, steps are counted under a full mask alone")
+        q_rows, kv_rows = _rows_of_one_tile(config, sample, iterations + warp.steps_before_loop + warp.steps_ahead - 1)
+        cut_first = 0
     steady = STEADY_ITERATION
     if warp.has_masked_steps:
         steady = max(steady, cut_first - warp.steps_before_loop)
     q, k, v = _inputs(config, q_rows, kv_rows, sample)
+    use = {"use": CacheUse(split_units=WHOLE)} if operation.reads_cache else {}
     simulation = simulate_config_on(
         config, (q, k, v), options=sample.options, arch=kernel.arch, check_hazards=False,
-        trace_warp=(0, warp.number), **operation.one_tile,
+        trace_warp=(0, warp.number), **operation.one_tile, **use,
     )  # fmt: skip
     trace = simulation.run.trace
     assert trace is not None
     trace = _in_dynamic_memory(trace, simulation.run.dynamic_shared_offset)
     kinds, executed = [Kind[name] for name in warp.loop_kinds], {entry.ptx_line for entry in trace}
+    passes = _iterations(trace, ptx_loop(kernel.ptx, kernel.name, kinds, executed))
+    if len(passes) < steady + 2:  # the counted step is not the loop's last
+        steps = counted(len(passes), "step")
+        raise TooFewSteps(f"the loop has {steps} with {kv_rows:,} keys; counts need {steady + 2}")
     return Execution(
         warp=warp,
         run=simulation.run,
         trace=trace,
-        iterations=_iterations(trace, ptx_loop(kernel.ptx, kernel.name, kinds, executed)),
+        iterations=passes,
         q_rows=q_rows,
         kv_rows=kv_rows,
         row_stride_bytes=k.strides[2],
         relative_error=simulation.relative_error,
         steady=steady,
         steps_before_loop=warp.steps_before_loop if warp.has_masked_steps else max(warp.steps_before_loop, cut_first),
+        thread_blocks=_working_blocks(config, simulation.run, sample),
     )
+
+
+def _working_blocks(config: KernelConfig, run: Run, sample: Sample) -> int:
+    """Of a run on one tile of each head of k."""
+    blocks = math.prod(run.grid)
+    return min(blocks, sample.head_counts(1)[1]) if family_of(config).operation.reads_cache else blocks
 
 
 def _in_dynamic_memory(trace: list[TraceEntry], offset: int) -> list[TraceEntry]:
@@ -107,6 +124,19 @@ def _in_dynamic_memory(trace: list[TraceEntry], offset: int) -> list[TraceEntry]
     if not offset:
         return trace
     return [replace(entry, accesses=tuple(map(moved, entry.accesses))) for entry in trace]
+
+
+def _rows_of_one_tile(config: KernelConfig, sample: Sample, steps: int) -> tuple[int, int]:
+    """Of q, and of k and v: one tile with so many steps. Thread blocks that work together have a tile each."""
+    family = family_of(config)
+    steps_of = family.operation.steps
+    together = family.launch_rules.key_blocks_together(config) if steps_of.tile == "B_c" else 1
+    blocks = {steps_of.tile: together, steps_of.step: steps}
+    q_rows, kv_rows = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c
+    if family.operation.reads_cache:  # heads that share keys are rows of one tile
+        heads, kv_heads = sample.head_counts(1)
+        q_rows = max(q_rows * kv_heads // heads, 1)
+    return q_rows, sample.keys or kv_rows
 
 
 def _enough_keys(config: KernelConfig, options: AttentionOptions, steps: int) -> int:
@@ -158,6 +188,7 @@ def simulation_facts(config: KernelConfig, execution: Execution, shared: SharedM
         kv_rows=execution.kv_rows,
         relative_error=execution.relative_error,
         counters={**totals, "bank_conflicts": counters.bank_conflicts},
+        thread_blocks=execution.thread_blocks,
         step=step_counts(config, execution, shared),
     )
 

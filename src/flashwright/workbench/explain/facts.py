@@ -166,7 +166,8 @@ class StepCounts:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One thread block, run on the simulated GPU against random inputs."""
+    """One tile of a head, run on the simulated GPU against random inputs: by one thread block, unless several heads
+    were requested or thread blocks work together."""
 
     q_rows: int
     kv_rows: int
@@ -174,6 +175,7 @@ class Simulation:
     counters: dict[str, int]
     """Totals of the launch."""
     step: StepCounts
+    thread_blocks: int = 1
 
 
 @dataclass(frozen=True)
@@ -291,6 +293,16 @@ class Neighbour:
     effects: Effects | None
     fewer_registers_are_better: bool = True
     """Not where the count is a share of the multiprocessor's that the launch fixes."""
+    simulation_problem: str | None = None
+    """Why its steps were not counted."""
+
+    @property
+    def verdict(self) -> str:
+        """What there is to say against it; nothing if there is nothing."""
+        if self.problem:
+            return f"cannot be built: {self.problem}"
+        not_simulated = f"not simulated: {self.simulation_problem}" if self.simulation_problem else ""
+        return "; ".join(each for each in (self.rejection, not_simulated) if each)
 
 
 @dataclass(frozen=True)

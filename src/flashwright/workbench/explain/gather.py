@@ -135,7 +135,9 @@ def _explained(
             if (config, warp) in traced
         ),
         effects=effects[config],
-        neighbours=tuple(_neighbour(config, change, candidate, effects) for change, candidate in candidates.items()),
+        neighbours=tuple(
+            _neighbour(config, change, candidate, effects, problems) for change, candidate in candidates.items()
+        ),
         operation=family_of(config).operation.name,
         steps=family_of(config).operation.steps.name,
     )
@@ -228,6 +230,7 @@ def _neighbour(
     change: str,
     candidate: KernelConfig | ValueError,
     effects: Mapping[KernelConfig, Effects],
+    problems: Mapping[KernelConfig, str],
 ) -> Neighbour:
     if isinstance(candidate, ValueError):
         return Neighbour(change, config=None, problem=str(candidate), rejection=None, effects=None)
@@ -239,4 +242,5 @@ def _neighbour(
         rejection=rejection_reason(candidate),
         effects=effects[candidate],
         fewer_registers_are_better=not of_config.reallocations(config),
+        simulation_problem=problems.get(candidate),
     )

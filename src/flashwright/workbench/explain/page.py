@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from html import escape
+from itertools import pairwise
 
 from flashwright.kernels.explanation import Knob, TimelineTexts
 from flashwright.kernels.registry import parse_config
@@ -16,6 +17,7 @@ from flashwright.workbench.explain.loop import InstructionMix
 from flashwright.workbench.explain.markup import (
     JUDGEMENTS,
     Tile,
+    breakable,
     document,
     figure,
     note,
@@ -138,7 +140,7 @@ def _verdict(facts: ConfigFacts, verdict: Section) -> str:
 def _verdict_line(verdict: Verdict) -> str:
     if verdict.kept:
         return '<p class="verdict">Kept by the autotuning filter: no rule rejects it.</p>'
-    return f'<p class="verdict rejected">Rejected by the autotuning filter: {escape(verdict.reason or "")}.</p>'
+    return f'<p class="verdict rejected">Rejected by the autotuning filter: {breakable(verdict.reason or "")}.</p>'
 
 
 def _warning(facts: ConfigFacts) -> str:
@@ -251,7 +253,7 @@ def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
         if not flight.asynchronous:
             lengths[operand, "passes through registers, and the warp waits for it"] = []
             continue
-        hidden = [part for phase in timeline.phases if (part := _part_during(phase, flight.issued, flight.end))]
+        hidden = [part for phases in _by_name(timeline) if (part := _part_during(phases, flight.issued, flight.end))]
         behind = f"behind {', '.join(hidden)}" if hidden else f"with {texts.nothing_to_hide_behind}"
         of_operand = lengths.setdefault((operand, behind), [])
         if flight.end - flight.issued not in of_operand:
@@ -263,12 +265,22 @@ def _overlap(facts: ConfigFacts, texts: TimelineTexts) -> Iterator[str]:
         yield f"{operand} {under_way}{how}."
 
 
-def _part_during(phase: Phase, first: int, end: int) -> str:
-    """What of a phase is executed between two instructions, in words; nothing if that is less than a tenth of it."""
-    length, during = phase.end - phase.start, min(phase.end, end) - max(phase.start, first)
+def _by_name(timeline: Timeline) -> Iterator[list[Phase]]:
+    """The phases of each step, those of one name together."""
+    for start, end in pairwise(timeline.step_starts):
+        of_step = [phase for phase in timeline.phases if start <= phase.start < end]
+        for name in dict.fromkeys(phase.name for phase in of_step):
+            yield [phase for phase in of_step if phase.name == name]
+
+
+def _part_during(phases: list[Phase], first: int, end: int) -> str:
+    """What of phases of one name is executed between two instructions, in words; nothing if that is less than a tenth
+    of them."""
+    length = sum(phase.end - phase.start for phase in phases)
+    during = sum(max(min(phase.end, end) - max(phase.start, first), 0) for phase in phases)
     if during == length:
-        return phase.name
-    return f"{during} of the {length} instructions of {phase.name}" if during * 10 >= length else ""
+        return phases[0].name
+    return f"{during} of the {length} instructions of {phases[0].name}" if during * 10 >= length else ""
 
 
 def _shared_memory(facts: ConfigFacts, regions: Section) -> str:
@@ -341,8 +353,10 @@ def _simulation(facts: ConfigFacts, counts: Section) -> str:
 def _run(facts: ConfigFacts, counts: Section) -> str:
     if facts.simulation is None:
         return ""
+    blocks = facts.simulation.thread_blocks
+    whose, their = ("One thread block", "its") if blocks == 1 else (f"{blocks} thread blocks", "their")
     return paragraph(
-        f"One thread block, from the start of the kernel to its end: all its warps and all its {facts.steps} steps."
+        f"{whose}, from the start of the kernel to its end: all {their} warps and all {their} {facts.steps} steps."
     ) + _facts_table(counts)
 
 
@@ -367,7 +381,7 @@ def _neighbours(facts: ConfigFacts, links: Mapping[str, str]) -> str:
 
 def _neighbour(base: Effects, neighbour: Neighbour, links: Mapping[str, str]) -> str:
     if neighbour.effects is None:
-        return row(neighbour.change, note(f"cannot be built: {neighbour.problem}", len(EFFECT_NAMES) + 1))
+        return row(neighbour.change, note(neighbour.verdict, len(EFFECT_NAMES) + 1))
     cells = (
         number(
             shown_difference(value),
@@ -376,4 +390,4 @@ def _neighbour(base: Effects, neighbour: Neighbour, links: Mapping[str, str]) ->
         for name, value in differences(base, neighbour.effects).items()
     )
     link = links.get(neighbour.change, "")
-    return row(neighbour.change, "".join(cells) + note(neighbour.rejection or ""), link=link)
+    return row(neighbour.change, "".join(cells) + note(neighbour.verdict), link=link)

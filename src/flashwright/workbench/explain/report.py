@@ -284,13 +284,15 @@ def early_step(facts: ConfigFacts) -> str:
 
 
 def _run(facts: ConfigFacts) -> Iterator[Row]:
-    """Of all warps of one thread block, from the start of the kernel to its end."""
+    """Of all warps, from the start of the kernel to its end."""
     simulation = facts.simulation
     if simulation is None:
         return
+    several = simulation.thread_blocks > 1
+    of_whom = f"of all {simulation.thread_blocks} thread blocks" if several else "of the whole thread block"
     for counter, note in _LAUNCH_COUNTERS.items():
         if simulation.counters[counter]:
-            yield Row(counter.replace("_", " "), simulation.counters[counter], f"{note}; of the whole thread block")
+            yield Row(counter.replace("_", " "), simulation.counters[counter], f"{note}; {of_whom}")
     yield Row(
         "relative error",
         float(f"{simulation.relative_error:.3g}"),

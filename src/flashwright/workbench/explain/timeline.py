@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 
 from flashwright.kernels.explanation import SharedMap
 from flashwright.kernels.family import KernelConfig
@@ -54,7 +56,7 @@ def timeline_of(
         operand for entry in trace[first:end] if is_bulk_copy(entry) and (operand := reading.subject(entry))
     }
     flights = [
-        *numbered([*copies_by_groups(trace, shared), *through_registers], block_bytes),
+        *numbered([*copies_by_groups(trace, reading.subject, shared), *through_registers], block_bytes),
         *stages_taken(trace, reading.subject, sorted(copied_in_steps), shared),
         *products_by_groups(trace, reading.subject),
     ]
@@ -121,26 +123,45 @@ class Reading:
         return None
 
     def phases(self, step: list[TraceEntry], offset: int) -> Iterator[Phase]:
-        """The parts of a step: synchronous products, and what the source marks. A part that is left out, because a
-        test found nothing to do, has no arithmetic."""
-        for name, indices in sorted(self._parts(step).items(), key=lambda part: part[1][0]):
+        """The parts of a step: synchronous products, and what the source marks; one that others interrupt comes as
+        often. A part that is left out, because a test found nothing to do, has no arithmetic."""
+        parts = list(self._parts(step))
+        for name, run in groupby(parts, key=itemgetter(0)):
+            indices = [index for _, index in run]
             if any(kind_of_ptx(step[i].opcode) in (Kind.LOAD, Kind.MMA, Kind.FLOAT) for i in indices):
                 yield Phase(name, indices[0] + offset, indices[-1] + 1 + offset)
 
-    def _parts(self, step: list[TraceEntry]) -> dict[str, list[int]]:
-        parts: dict[str, list[int]] = {}
+    def _parts(self, step: list[TraceEntry]) -> Iterator[tuple[str, int]]:
+        """The instructions of parts, by name and index."""
+        loaded_for: str | None = None  # the product that the last load was for
         for index, entry in enumerate(step):
-            name = self._part(entry)
+            kind, name = kind_of_ptx(entry.opcode), self.markers.value(entry.source, PHASE)
+            if kind in (Kind.LOAD, Kind.MMA) and not is_asynchronous_product(entry):
+                product = self.markers.value(entry.source, PRODUCT)
+                if product is not None:
+                    # Where the compiler inlines one function for several products, its lines may be another one's.
+                    if kind is Kind.LOAD:
+                        loaded_for = _READERS.get((self.subject(entry), ".trans" in entry.opcode), product)
+                    product = loaded_for or product
+                    name = self.products.get(product, product)
             if name is not None:
-                parts.setdefault(name, []).append(index)
-        return parts
+                yield name, index
 
-    def _part(self, entry: TraceEntry) -> str | None:
-        if kind_of_ptx(entry.opcode) in (Kind.LOAD, Kind.MMA) and not is_asynchronous_product(entry):
-            product = self.markers.value(entry.source, PRODUCT)
-            if product is not None:
-                return self.products.get(product, product)
-        return self.markers.value(entry.source, PHASE)
+
+_READERS: dict[tuple[str | None, bool], str] = {
+    ("Q", False): "S",
+    ("K", False): "S",
+    ("V", True): "O",
+    ("V", False): "dP",
+    ("dO", False): "dP",
+    ("P", False): "dV",
+    ("dO", True): "dV",
+    ("dS", False): "dK",
+    ("Q", True): "dK",
+    ("dS", True): "dQ",
+    ("K", True): "dQ",
+}
+"""The product that loads an operand, as its rows lie in shared memory or transposed."""
 
 
 def _use_of_barrier(entry: TraceEntry) -> str | None:

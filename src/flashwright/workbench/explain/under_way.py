@@ -65,14 +65,28 @@ class BlockCopy:
     """Indices of its loads and stores, where it passes through registers."""
 
 
-def copies_by_groups(trace: list[TraceEntry], shared: SharedMap) -> list[BlockCopy]:
+def copies_by_groups(trace: list[TraceEntry], subject: Subject, shared: SharedMap) -> list[BlockCopy]:
     """One per block in a group of `cp.async`: from its first instruction to the wait that leaves the group not
-    pending."""
+    pending, or to that for the mbarrier which counts it."""
     copies: list[BlockCopy] = []
     pending: list[list[BlockCopy]] = []  # groups that are committed and not waited for, in order
     open_group: dict[str, BlockCopy] = {}
+    stages: list[list[BlockCopy]] = []  # what each mbarrier counts, in order
+    counted, waited_for = 0, -1  # copies in stages; the last stage that was waited for
+    polled: int | None = None  # the line of the last wait, until something else is done
     for index, entry in enumerate(trace):
-        if kind_of_ptx(entry.opcode) is Kind.COPY:
+        if kind_of_ptx(entry.opcode) in (Kind.COPY, Kind.LOAD, Kind.MMA):
+            polled = None
+        if entry.opcode.startswith("cp.async.mbarrier.arrive"):
+            stages.append(copies[counted:])
+            counted = len(copies)
+        elif entry.opcode.startswith("mbarrier") and kind_of_ptx(entry.opcode) is Kind.WAIT:
+            waited_for += subject(entry) is not None and polled != entry.ptx_line
+            polled = entry.ptx_line
+            if subject(entry) is not None and 0 <= waited_for < len(stages):
+                for copy in stages[waited_for]:
+                    copy.end = index
+        elif kind_of_ptx(entry.opcode) is Kind.COPY:
             region, source = places(entry, shared)
             if region is None or source is None or not region.is_block:
                 continue

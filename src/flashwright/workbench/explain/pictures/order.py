@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flashwright.workbench.explain.order import CodeMark, LoadOrder
-from flashwright.workbench.explain.pictures.svg import line, picture, tag, text
+from flashwright.workbench.explain.pictures.svg import counted_label, line, picture, tag, text
 from flashwright.workbench.quantities import counted
 
 WIDTH, LEFT, RIGHT = 1160, 150, 16
@@ -39,8 +39,7 @@ def order_picture(rows: Sequence[tuple[str, LoadOrder]], name: str = "order", st
 
 def _lane(label: str, marks: Sequence[CodeMark], class_: str, y: float, scale: float) -> Iterator[str]:
     yield line(LEFT, y + MARK + 4, WIDTH - RIGHT, y + MARK + 4, "rule")
-    yield text(label, LEFT - 42, y + 15, "label", "end")
-    yield text(sum(mark.length for mark in marks), LEFT - 10, y + 15, "label count", "end")
+    yield from counted_label(label, sum(mark.length for mark in marks), LEFT - 10, y + 15)
     shapes = (f"M{LEFT + mark.start * scale:.1f} {y + 4:g}h{mark.length * scale:.1f}v{MARK}h-{mark.length * scale:.1f}z"
               for mark in marks)  # fmt: skip
     yield tag("path", d="".join(shapes), class_=f"mark mark-{class_}")

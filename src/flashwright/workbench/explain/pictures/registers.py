@@ -57,7 +57,7 @@ def _compiler(budget: RegisterBudget, y: float, scale: float) -> Iterator[str]:
     yield text("compiler", LEFT - 10, y + 15, "label strong", "end")
     yield text(f"{budget.used} used", LEFT - 10, y + 31, "label", "end")
     yield rect(LEFT, y, budget.used * scale, BAR, "compiler")
-    yield text(_compiler_label(budget), LEFT + 8, y + 22, "bar-label")
+    yield _label_of_bar(_compiler_labels(budget), budget.used * scale, y)
 
 
 def _reallocations(budget: RegisterBudget, top: float, scale: float) -> Iterator[str]:
@@ -67,19 +67,29 @@ def _reallocations(budget: RegisterBudget, top: float, scale: float) -> Iterator
         yield text(each.part, LEFT - 10, y + 15, "label strong", "end")
         yield text(f"{each.registers} kept", LEFT - 10, y + 31, "label", "end")
         yield rect(LEFT, y, width, BAR, "reallocated")
-        fits = LETTER * len(each.meaning) < width
-        yield text(each.meaning, LEFT + 8 if fits else LEFT + width + 8, y + 22, "bar-label")
+        yield _label_of_bar([each.meaning], width, y)
 
 
-def _compiler_label(budget: RegisterBudget) -> str:
+def _label_of_bar(labels: Sequence[str], width: float, y: float) -> str:
+    """In a bar, or behind it: the first, or the longest that has room."""
+    for label in labels:
+        for x, room in ((LEFT + 8, width), (LEFT + width + 8, WIDTH - LEFT - width - 8)):
+            if LETTER * len(label) < room:
+                return text(label, x, y + 22, "bar-label")
+    return ""
+
+
+def _compiler_labels(budget: RegisterBudget) -> tuple[str, ...]:
+    """From the longest to the shortest."""
+    used, rest = f"{budget.used} used", budget.used - budget.planned
     if budget.reallocations and not budget.spill_bytes:
-        return f"{budget.used} for every thread at launch"
-    rest = budget.used - budget.planned
+        return (f"{budget.used} for every thread at launch",)
     if budget.spill_bytes:
-        return f"{budget.used} used, and {budget.spill_bytes:,} bytes spilled to memory"
+        return f"{used}, and {budget.spill_bytes:,} bytes spilled to memory", f"{budget.spill_bytes:,} bytes spilled"
     if rest >= 0:
-        return f"{budget.used} used: {budget.planned} for operands, {rest} for addresses and temporaries"
-    return f"{budget.used} used: {-rest} fewer than all operands at their peak: not all need be alive at once"
+        return f"{used}: {budget.planned} for operands, {rest} for addresses and temporaries", f"{rest} for addresses"
+    fewer = f"{used}: {-rest} fewer than all operands at their peak"
+    return f"{fewer}: not all need be alive at once", fewer, f"{-rest} fewer than operands"
 
 
 def _phase(phase: RegisterPhase, y: float, scale: float, colours: dict[str, int]) -> Iterator[str]:

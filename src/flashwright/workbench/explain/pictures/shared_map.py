@@ -19,8 +19,10 @@ NARROWEST_NAMED = 60
 OFFSET_WIDTH = 54
 """Of `0x38000`."""
 NAME_LINE, LABEL_LINE = 15, 16
-NAME_LETTER, LABEL_LETTER = 7.4, 6.9
+NAME_LETTER, LABEL_LETTER = 7.8, 6.9
 """Widths of letters, by estimate: names that are longer than their place are broken, labels stand above each other."""
+NAME_GAP = 6
+"""Between names of neighbours."""
 LABEL_GAP = 14
 """Between labels of one row."""
 
@@ -70,7 +72,8 @@ def shared_map_picture(shared: SharedMap) -> str:
 
 def _broken(name: str, width: float) -> list[str]:
     """A name as lines that fit a width."""
-    return [name] if NAME_LETTER * len(name) <= width else textwrap.wrap(name, int(width / NAME_LETTER))
+    most = int((width - NAME_GAP) / NAME_LETTER)
+    return [name] if len(name) <= most else textwrap.wrap(name, most)
 
 
 @dataclass(frozen=True)

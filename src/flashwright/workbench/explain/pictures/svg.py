@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from html import escape
+
+DIGIT, COUNT_GAP = 8, 8
 
 
 def tag(name: str, /, *children: str, **attributes: object) -> str:
@@ -32,6 +34,12 @@ def text(content: object, x: float, y: float, class_: str = "", anchor: str = "s
         text_anchor=None if anchor == "start" else anchor,
         **attributes,
     )
+
+
+def counted_label(label: str, count: int, x: float, y: float) -> Iterator[str]:
+    """A name and a count that end at x, with room for the count between them."""
+    yield text(label, x - max(32, COUNT_GAP + DIGIT * len(str(count))), y, "label", "end")
+    yield text(count, x, y, "label count", "end")
 
 
 def rect(x: float, y: float, width: float, height: float, class_: str = "", title: str = "", **more: object) -> str:

@@ -10,7 +10,7 @@ from flashwright.kernels.explanation import CONSUMER, PRODUCER, WARP
 from flashwright.workbench.explain.facts import Flight, Phase, Span, Timeline
 from flashwright.workbench.explain.instruction_kinds import Kind
 from flashwright.workbench.explain.pictures.regions import region_class
-from flashwright.workbench.explain.pictures.svg import line, picture, rect, tag, text
+from flashwright.workbench.explain.pictures.svg import counted_label, line, picture, rect, tag, text
 from flashwright.workbench.quantities import counted
 
 WIDTH, LEFT, RIGHT = 1200, 172, 16
@@ -21,6 +21,8 @@ NARROWEST_MARK = 1.6
 LETTER, BOLD_LETTER = 7.4, 8.4
 AWAY = 4
 """Between a name and a line."""
+NAME_GAP = 8
+"""Between names of phases."""
 BEGIN, END = LEFT / WIDTH, (WIDTH - RIGHT) / WIDTH
 """Where the first instruction begins and the last ends, as shares of the picture's width."""
 RARE_MARK = 4
@@ -196,20 +198,24 @@ _PHASE_CLASSES = {
     "dQ": "phase-pv",
 }
 """A phase of another name has the tint of all phases."""
+_PHASE_NAMES = (50, 66)
+"""Where their names stand."""
 
 
 def _phases(timeline: Timeline, scale: float, bottom: float) -> Iterator[str]:
-    written_up_to = 0.0
     for phase in timeline.phases:
         x, width = _x(phase.start, scale), (phase.end - phase.start) * scale
-        yield rect(x, 34, width, bottom - 34, f"phase {_PHASE_CLASSES.get(phase.name, '')}".rstrip())
+        classes = f"phase {_PHASE_CLASSES.get(phase.name, '')}".rstrip()
+        yield rect(x, 34, width, bottom - 34, classes, f"{phase.name}: from {phase.start} to {phase.end}")
+    written_up_to = dict.fromkeys(_PHASE_NAMES, 0.0)
     for phase in timeline.phases:  # above all tints, as a name may be longer than its phase
         half = BOLD_LETTER * len(phase.name) / 2
         middle = _within_step(phase, timeline, scale, half)
-        # A name that is longer than its phase goes below one that it would run into.
-        is_free = middle - half >= written_up_to
-        yield text(phase.name, middle, 50 if is_free else 66, "phase-name", "middle")
-        written_up_to = middle + half if is_free else written_up_to
+        # A name that is longer than its phase goes below one that it would run into, or stays in the tooltip.
+        free = next((y for y, end in written_up_to.items() if middle - half >= end + NAME_GAP), None)
+        if free is not None:
+            yield text(phase.name, middle, free, "phase-name", "middle")
+            written_up_to[free] = middle + half
 
 
 def _within_step(phase: Phase, timeline: Timeline, scale: float, half: float) -> float:
@@ -276,8 +282,7 @@ def _lane(lane: _Lane, timeline: Timeline, y: float, scale: float) -> Iterator[s
         for span in spans
     ]
     yield line(LEFT, y + 5 + LANE_MARK, _x(timeline.instructions, scale), y + 5 + LANE_MARK, "rule")
-    yield text(lane.label, LEFT - (42 if count < 1000 else 50), y + 17.5, "label", "end")
-    yield text(count, LEFT - 10, y + 17.5, "label count", "end")
+    yield from counted_label(lane.label, count, LEFT - 10, y + 17.5)
     yield tag("path", d="".join(marks), class_=f"mark mark-{lane.class_}")
 
 
