@@ -49,7 +49,7 @@ def _let_groups_end() -> None:
     """Nothing of a destroyed process group may outlive it: a thread that drops a tensor while the interpreter ends
     aborts the process. The functions of `torch.distributed.nn.functional`, which PyTorch's compiler imports, keep the
     default group of that moment as a default argument. Imported before there is a group, they keep none."""
-    if "torch" in sys.modules:  # whoever makes a group has it
+    if sys.modules.get("torch") is not None:  # whoever makes a group has it
         import torch.distributed
 
         if torch.distributed.is_available():
