@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,12 @@ from flashwright.compiler.program_cache import CACHE_DIRECTORY_VARIABLE, Program
 # `make test` generates the same examples in every run, so that a red run can be seen again; plain pytest and
 # `make test-all` explore.
 settings.register_profile("repeatable", derandomize=True)
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
