@@ -28,36 +28,39 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
 
     // Adds a thread's accumulators to the block whose sums begin at `block`.
     static DEVICE void add(float *block, const Accumulator &c, int thread = threadIdx.x) {
+        float *const own = block + first_offset(thread);
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
                 if constexpr (in_vectors)
-                    reduce_add_global_16B(block + offset(thread, m, n, 0), c[m][n]);
+                    reduce_add_global_16B(own + offset(m, n, 0), c[m][n]);
                 else
 #pragma unroll
                     for (int i = 0; i < accumulator_values; ++i)
-                        reduce_add_global(block + offset(thread, m, n, i), c[m][n][i]);
+                        reduce_add_global(own + offset(m, n, i), c[m][n][i]);
     }
 
     // The same where nothing has been added yet: what lies there is not read.
     static DEVICE void put(float *block, const Accumulator &c, int thread) {
         static_assert(in_vectors);
+        float *const own = block + first_offset(thread);
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
-                store_global_16B(block + offset(thread, m, n, 0), as_vector(c[m][n]));
+                store_global_16B(own + offset(m, n, 0), as_vector(c[m][n]));
     }
     // The other way: adds the sums to a thread's accumulators.
     static DEVICE void collect(Accumulator &c, const float *block, int thread) {
         static_assert(in_vectors);
+        const float *const own = block + first_offset(thread);
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
             Vector16B sums[column_tiles];
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
-                sums[n] = load_global_16B(block + offset(thread, m, n, 0));
+                sums[n] = load_global_16B(own + offset(m, n, 0));
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
@@ -68,11 +71,12 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
 
     // Writes a thread's accumulators to shared memory, where they lie as in the sums.
     static DEVICE void store(uint32 shared, const Accumulator &c) {
+        const uint32 own = shared + first_offset(threadIdx.x) * sizeof(float);
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
-                store_shared_16B(shared + offset(threadIdx.x, m, n, 0) * sizeof(float), as_vector(c[m][n]));
+                store_shared_16B(own + offset(m, n, 0) * sizeof(float), as_vector(c[m][n]));
     }
     static DEVICE Vector16B as_vector(const float (&values)[accumulator_values]) {
         Vector16B v;
@@ -82,12 +86,15 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
         return v;
     }
 
-    // Where an accumulator of a thread lies.
-    static constexpr DEVICE int offset(int thread, int m, int n, int i) {
+    // Where a thread's first accumulator lies, and how far from it the others: a constant, so that one address serves all.
+    static constexpr int group_threads = group_warps * warp_threads, group_tiles = row_tiles * column_tiles;
+    static constexpr DEVICE int first_offset(int thread) {
+        const int group = thread / group_threads;
+        return in_vectors ? (group * group_tiles * group_threads + thread % group_threads) * accumulator_values : thread;
+    }
+    static constexpr DEVICE int offset(int m, int n, int i) {
         const int tile = m * column_tiles + n;
-        constexpr int group = group_warps * warp_threads;
-        return in_vectors ? ((thread / group * row_tiles * column_tiles + tile) * group + thread % group) * accumulator_values + i
-                          : (tile * accumulator_values + i) * threads + thread;
+        return in_vectors ? tile * group_threads * accumulator_values + i : (tile * accumulator_values + i) * threads;
     }
 
     // 8 columns of two rows, `fragment` apart, whose accumulators the four lanes of a quad hold together. Neighbouring
@@ -106,7 +113,7 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
         // Its four stretches of 16 bytes. In vectors: all that lane j holds; otherwise value j of all lanes.
         DEVICE int stretch(int j) const {
             const int first_thread = warp * warp_threads + quad * 4;
-            return in_vectors ? offset(first_thread + j, m, n, 0) : offset(first_thread, m, n, j);
+            return first_offset(in_vectors ? first_thread + j : first_thread) + offset(m, n, in_vectors ? 0 : j);
         }
     };
     struct TwoRows {
