@@ -108,12 +108,14 @@ def _worst(worst: Worst | None) -> str:
 
 
 def ladder_table(ladder: Ladder) -> str:
-    """Every rung with what the compiler and the simulator report of it, and its time."""
-    header = ["", "change", "registers", "bank conflicts", "instructions per 1,000 scores", "TFLOP/s"]
+    """Every rung with what the compiler and the simulator report of it, and its time where a GPU took it."""
+    header = ["", "change", "registers", "shared KiB", "bank conflicts", "instructions per 1,000 scores"]
     timed = [rung for rung in ladder.rungs if rung.gpu is not None]
     peers = list(timed[0].gpu.ratios) if timed and timed[0].gpu else []
-    rows = list(_rungs(ladder, peers))
-    text = table([*header, *(f"× {label_of(peer)}" for peer in peers)], rows, numbers_from=2)
+    if timed:
+        header += ["TFLOP/s", *(f"× {label_of(peer)}" for peer in peers)]
+    rows = list(_rungs(ladder, peers, with_times=bool(timed)))
+    text = table(header, rows, numbers_from=2)
     spills = any(SPILLS in row[2] for row in rows)
     return f"{text}\n\n{SPILLS}: the kernel spills registers to memory." if spills else text
 
@@ -121,19 +123,22 @@ def ladder_table(ladder: Ladder) -> str:
 SPILLS = "!"
 
 
-def _rungs(ladder: Ladder, peers: list[str]) -> Iterator[list[str]]:
+def _rungs(ladder: Ladder, peers: list[str], *, with_times: bool) -> Iterator[list[str]]:
     for result in ladder.rungs:
         compiled = list(result.compiled.values())[-1]
         gpu = result.gpu
-        yield [
+        row = [
             str(result.rung.number),
             result.rung.change,
             f"{compiled.registers}{SPILLS if compiled.spill_bytes else ''}",
+            f"{compiled.shared_bytes / 1024:.4g}",
             f"{result.simulation.bank_conflicts:,}",
             f"{result.instructions_per_thousand_scores:,.0f}",
-            "-" if gpu is None else f"{gpu.tflops:.0f}",
-            *("-" if gpu is None else f"{gpu.ratios[peer]:.3f}" for peer in peers),
         ]
+        if with_times:
+            row.append("-" if gpu is None else f"{gpu.tflops:.0f}")
+            row += ["-" if gpu is None else f"{gpu.ratios[peer]:.3f}" for peer in peers]
+        yield row
 
 
 # --- The Ampere family against FlashAttention-2 --------------------------------------------------------------------

@@ -31,6 +31,7 @@ HOPPER_FACTS = RESULTS / "hopper_knob_facts.json"
 ERRORS = RESULTS / "simulated_errors.json"
 SCORES = RESULTS / "scores_h200_bf16.json"
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
+BACKWARD_LADDERS = {family: RESULTS / f"ladder_backward_{family}.json" for family in ("ampere", "hopper")}
 AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
 AMPERE_GRIDS["BF16, gradients"] = RESULTS / "backward_ampere_h200_bf16.json"
 CLAIMS = RESULTS / "claims_h200.json"
@@ -60,6 +61,7 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_result(root / BENCH),
         read_result(root / SCORES) if (root / SCORES).exists() else None,
         read_ladder(root / HOPPER_LADDER),
+        {family: read_ladder(root / path) for family, path in BACKWARD_LADDERS.items()},
         {dtype: read_ampere_grid(root / path) for dtype, path in AMPERE_GRIDS.items()},
         read_claims(root / CLAIMS) if (root / CLAIMS).exists() else None,
         read_facts(root / HOPPER_FACTS),

@@ -73,6 +73,8 @@ class Inputs:
     scores: BenchResult | None
     """By kind of scores; None until it has been measured."""
     hopper_ladder: Ladder
+    backward_ladders: Mapping[str, Ladder]
+    """By family."""
     ampere_grids: Mapping[str, AmpereGrid]
     """By element type, and of gradients."""
     claims: ClaimResults | None
@@ -104,6 +106,7 @@ def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[st
         "scores-table": lambda _: scores_table(inputs.scores),
         "ladder-table": lambda _: ladder_table(inputs.ladder),
         "hopper-ladder-table": lambda _: ladder_table(inputs.hopper_ladder),
+        "backward-ladder-table": lambda family: ladder_table(inputs.backward_ladders[family]),
         "ampere-table": lambda which: ampere_table(inputs.ampere_grids[which]),
         "claims": lambda _: claims_summary(inputs.claims),
         "claim": partial(claim_table, inputs.claims),
