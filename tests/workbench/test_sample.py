@@ -8,13 +8,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from command_line import flashwright
-from explain_cases import EAGER, HOPPER_GUESSING, HOPPER_PLAIN, TWO_STAGES, CommandLine, explained
+from explain_cases import (
+    AMPERE_BACKWARD,
+    DECODE,
+    EAGER,
+    HOPPER_BACKWARD,
+    HOPPER_DECODE,
+    HOPPER_GUESSING,
+    HOPPER_PLAIN,
+    LATENT_DECODE,
+    TWO_STAGES,
+    CommandLine,
+    explained,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashwright import parse_config
+from flashwright import compile_kernel, parse_config
+from flashwright.kernels.registry import family_of
 from flashwright.problem.options import AttentionOptions
 from flashwright.workbench import ladder as ladder_module
+from flashwright.workbench.explain.execution import execute
 from flashwright.workbench.explain.gather import STEADY_ITERATIONS_NEEDED
 from flashwright.workbench.explain.page import config_page
 from flashwright.workbench.ladder import climb, ladder_of, read_ladder, write_ladder
@@ -22,6 +36,8 @@ from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, kv_steps, visited
 
 CAUSAL = Sample(AttentionOptions.of(causal=True))
 GROUPED = Sample(kv_heads=1)
+PAIRED_BACKWARD = "hopper backward (BF16, 256, 64, 64, 2): stages_2_1+paired+persistent+finishes_dQ"
+PERSISTENT_BACKWARD = "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked"
 NARROW = Sample(AttentionOptions.of(window=(16, 0)))
 CONFIG = parse_config(EAGER)
 
@@ -45,7 +61,7 @@ def test_visited_blocks_are_those_with_a_key_for_some_row(B_r, B_c, rows, more_k
     for first in range(0, rows, B_r):
         tile = seen[first : first + B_r]
         blocks = [tile[:, start : start + B_c] for start in range(0, keys, B_c)]
-        visited = visited_blocks(config, options, rows, keys, first)
+        visited = visited_blocks(options.window, rows, keys, tile=B_r, step=B_c, first_row=first)
         assert visited.count == sum(block.any() for block in blocks)
         assert visited.plain <= sum(block.all() and block.shape[1] == B_c for block in blocks)
         total += visited.count
@@ -75,15 +91,35 @@ def test_a_sample_survives_json(sample):
         pytest.param(TWO_STAGES, marks=pytest.mark.slow),
         HOPPER_PLAIN,
         pytest.param(HOPPER_GUESSING, marks=pytest.mark.slow),
+        AMPERE_BACKWARD,
+        HOPPER_BACKWARD,
+        pytest.param(PAIRED_BACKWARD, marks=pytest.mark.slow),
+        DECODE,
+        HOPPER_DECODE,
+        pytest.param(LATENT_DECODE, marks=pytest.mark.slow),
     ],
 )
-def test_a_causal_kernel_is_right_and_looked_at_in_steps_that_the_mask_does_not_cut(config):
+def test_a_causal_kernel_is_right_and_examined_in_steps_that_the_mask_does_not_cut(config):
     plain, causal = explained(config), explained(config, sample=CAUSAL)
     assert causal.target == f"{plain.arch}, causal"
     assert causal.simulation.relative_error < 8e-3
     assert causal.effects.instructions_per_step < 1.25 * plain.effects.instructions_per_step
     copied = {flight.block[0] for flight in plain.timeline.flights}
     assert {flight.block[0] for flight in causal.timeline.flights} == copied
+
+
+@pytest.mark.parametrize(
+    ("config", "cut"),
+    [(AMPERE_BACKWARD, 0), (PERSISTENT_BACKWARD, 0), (HOPPER_DECODE, -1)],
+    ids=["first", "first", "last"],
+)
+def test_the_step_that_is_counted_has_fewer_instructions_than_one_that_the_mask_cuts(config, cut):
+    known = parse_config(config)
+    kernel = compile_kernel(known, family_of(known).target("oldest"), CAUSAL.variant(known))
+    execution = execute(kernel, STEADY_ITERATIONS_NEEDED, sample=CAUSAL)
+    steps = [end - first for first, end in execution.iterations]
+    assert steps[execution.steady] < steps[cut]
+    assert steps[execution.steady] == pytest.approx(steps[execution.steady + 1], rel=0.02)
 
 
 def test_every_step_of_an_ampere_kernel_tests_the_mask_and_no_plain_step_of_a_hopper_kernel_does():

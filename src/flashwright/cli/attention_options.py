@@ -25,7 +25,7 @@ KvHeadsOption = Annotated[
 KeysOption = Annotated[
     int | None, typer.Option(*KEYS, min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as of q")
 ]
-# Of problems that are simulated to be looked at; their sizes follow from the config unless given.
+# Of problems that are simulated to be examined; their sizes follow from the config unless given.
 SampleHeadsOption = Annotated[
     int | None, typer.Option(min=1, help="Heads of q.", show_default="2 per head of k and v, if those are given")
 ]
@@ -34,7 +34,7 @@ SampleKvHeadsOption = Annotated[
 ]
 SampleKeysOption = Annotated[
     int | None,
-    typer.Option(*KEYS, min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as are looked at"),
+    typer.Option(*KEYS, min=1, max=MAX_LENGTH, help="Rows of k and v.", show_default="as many as the steps shown"),
 ]
 
 

@@ -80,7 +80,7 @@ def explain(
 ) -> None:
     """Report all there is to know about a config: registers, shared memory, occupancy, instructions, conflicts.
 
-    The kernel is that of a full mask unless options say otherwise. A mask's kernel is looked at in steps that no edge
+    The kernel is that of a full mask unless options say otherwise. A mask's kernel is examined in steps that no edge
     of the mask cuts. Of a config that the filter rejects and no kernel can be built from: its knobs, and the rule.
     """
     for option, excluded in (("--html", html is not None), ("--no-neighbours", not neighbours), ("--json", as_json)):

@@ -68,7 +68,7 @@ class Strategy(NamedTuple):
 
 @dataclass(frozen=True)
 class PassCost:
-    """The forward or the backward, of the slowest rank looked at; bytes are those of the rank that sends most."""
+    """The forward or the backward, of the slowest rank examined; bytes are those of the rank that sends most."""
 
     sent_bytes: float
     compute_s: float

@@ -149,7 +149,7 @@ class Given(NamedTuple):
 
 
 def _form(given: Given) -> Any:
-    """All that checks look at, in calls on a GPU that nothing watches; None of others, whose values are looked at too.
+    """All that checks read, in calls on a GPU that nothing watches; None of others, whose values are read too.
     A cache may grow without being checked again."""
     q, k_cache, v_cache = given[:3]
     if way_of_call(q, k_cache, v_cache) != LAUNCHED or isinstance(given.cache_seqlens, int):

@@ -24,7 +24,7 @@ MEASURED_BACKWARD = {("NVIDIA H200", 64): 545e12, ("NVIDIA H200", 128): 582e12, 
 """FLOP/s of the backward of 8192 rows without a mask in bf16, by GPU and head dimension: `speeds` of
 benchmarks/results/distributed_h200.json."""
 MOST_GPUS = 1024
-"""Every rank's messages to every other are looked at, so that time grows with their square."""
+"""Every rank's messages to every other are counted, so that time grows with their square."""
 MEMORY_BYTES_PER_S = {"NVIDIA H200": 4.8e12}
 
 

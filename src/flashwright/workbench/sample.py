@@ -1,4 +1,4 @@
-"""The problem that kernels are simulated on to be looked at: masks, cap, heads and keys beside a config."""
+"""The problem that kernels are simulated on to be examined: masks, cap, heads and keys beside a config."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from flashwright.kernels.family import KernelConfig
 from flashwright.kernels.forward.launch import NO_OPTIONS, forward_variant
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.variant import AttentionVariant
+from flashwright.problem.window import Window
 
 QUERIES_PER_GROUP = 2
 """Heads of Q per head of K and V, unless given."""
@@ -88,11 +89,12 @@ def _side(keys: int | None) -> str:
 
 @dataclass(frozen=True)
 class VisitedBlocks:
-    """Of one block of query rows: the KV blocks with a key for any of its rows, by what the mask leaves of them."""
+    """Of one tile of rows: the blocks of the other side with a partner for any of them, by what the mask leaves of
+    them. The other side of a tile of queries is keys, that of a tile of keys queries."""
 
     count: int
     cut_left: int
-    """Blocks in which the window's left edge cuts keys off for some row."""
+    """Blocks in which the window's left edge cuts partners off for some row."""
     cut_right: int
 
     @property
@@ -101,19 +103,21 @@ class VisitedBlocks:
 
 
 def visited_blocks(
-    config: KernelConfig, options: AttentionOptions, rows: int, keys: int, first_row: int = 0
+    window: Window, rows: int, others: int, *, tile: int, step: int, first_row: int = 0
 ) -> VisitedBlocks:
-    """Of the block of query rows that begins with `first_row`; as `KeyBlocks` of ranges.cuh counts."""
-    last_row = min(first_row + config.B_r, rows) - 1
-    (_, last_of_first), (first_of_last, last_of_last) = (
-        options.window.keys_of(row, rows, keys) for row in (first_row, last_row)
+    """Of the tile that begins with `first_row`, in blocks of `step`; as `KeyBlocks` of ranges.cuh counts."""
+    last_row = min(first_row + tile, rows) - 1
+    (first_of_first, last_of_first), (first_of_last, last_of_last) = (
+        window.keys_of(row, rows, others) for row in (first_row, last_row)
     )
-    first_of_first = options.window.keys_of(first_row, rows, keys)[0]
-    begin, end = first_of_first // config.B_c, -(-(last_of_last + 1) // config.B_c)
-    plain_begin, plain_end = -(-first_of_last // config.B_c), (last_of_first + 1) // config.B_c
+    begin, end = first_of_first // step, -(-(last_of_last + 1) // step)
+    plain_begin, plain_end = -(-first_of_last // step), (last_of_first + 1) // step
     return VisitedBlocks(max(0, end - begin), max(0, plain_begin - begin), max(0, end - max(plain_end, begin)))
 
 
 def kv_steps(config: KernelConfig, options: AttentionOptions, rows: int, keys: int) -> int:
     """Of one head, over all blocks of query rows."""
-    return sum(visited_blocks(config, options, rows, keys, first).count for first in range(0, rows, config.B_r))
+    return sum(
+        visited_blocks(options.window, rows, keys, tile=config.B_r, step=config.B_c, first_row=first).count
+        for first in range(0, rows, config.B_r)
+    )

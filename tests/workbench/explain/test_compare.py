@@ -153,13 +153,13 @@ def test_operations_are_different_problems_and_both_are_named():
 
 
 def test_what_was_not_simulated_is_said_with_the_reason():
-    causal = Sample(AttentionOptions.of(True, None, None, 0.0))
-    facts = [explained(config, sample=causal) for config in (AMPERE_BACKWARD, AMPERE_BACKWARD.replace("_1+", "_2+"))]
+    narrow = Sample(AttentionOptions.of(window=(90, 0)))
+    facts = [explained(config, sample=narrow) for config in (AMPERE_BACKWARD, AMPERE_BACKWARD.replace("_1+", "_2+"))]
     page = comparison_page(compare_facts(*facts))
-    assert "compiled for sm_80, causal" in page
+    assert "compiled for sm_80, window 90 left, 0 right" in page
     assert page.count("<small>not simulated</small>") == 2
     for label in ("stages_2_1", "stages_2_2"):
-        assert f"{label} was not simulated: of backward kernels, steps are counted under a full mask alone." in page
+        assert f"{label} was not simulated: 64 keys visit 3 blocks of 64 rows, of which an edge" in page
 
 
 def test_head_dimensions_are_different_problems_and_not_judged():

@@ -79,10 +79,14 @@ def test_the_command_of_which_for_grouped_heads_shows_steps(config):
 
 
 def test_what_keeps_a_step_from_being_counted_is_named():
-    few, causal = Sample(keys=32), Sample(AttentionOptions.of(True, None, None, 0.0))
-    assert explained(CONFIG, sample=few).simulation_problem == "the loop has 1 step with 32 keys; counts need 3"
-    problem = explained(CONFIG, sample=causal).simulation_problem
-    assert problem == "of decode kernels, steps are counted under a full mask alone"
+    few, narrow = Sample(keys=32), Sample(AttentionOptions.of(window=(90, 0)))
+    problem = explained(CONFIG, sample=few).simulation_problem
+    assert problem == "16 rows visit 1 block of 32 keys; counts need 4 whole ones: more keys, or smaller blocks"
+    problem = explained(CONFIG, sample=narrow).simulation_problem
+    assert problem == (
+        "16 rows visit 4 blocks of 32 keys, of which an edge of the mask cuts 3; counts need 4 whole ones: a wider "
+        "window, more keys, or smaller blocks"
+    )
 
 
 def test_a_warp_reads_its_own_keys_without_conflicts_and_waits_for_nobody(facts):

@@ -13,11 +13,10 @@ from flashwright.compiler.kernel import Kernel
 from flashwright.kernels.cache_use import WHOLE, CacheUse
 from flashwright.kernels.explanation import SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
-from flashwright.kernels.forward.launch import NO_OPTIONS
+from flashwright.kernels.operation import OVER_QUERIES
 from flashwright.kernels.registry import family_of
 from flashwright.problem.dtypes import NUMPY_DTYPES
-from flashwright.problem.flops import FORWARD
-from flashwright.problem.options import AttentionOptions
+from flashwright.problem.window import FULL, Window
 from flashwright.simulation.config import simulate_config_on
 from flashwright.simulator.access_patterns import global_cost, shared_cost
 from flashwright.simulator.run import Run
@@ -27,7 +26,7 @@ from flashwright.workbench.explain.facts import SharedTraffic, Simulation, StepC
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.loop import Loop, ptx_loop
 from flashwright.workbench.quantities import counted
-from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, visited_blocks
+from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, VisitedBlocks, visited_blocks
 
 STEADY_ITERATION = 1
 """The loop's second iteration: its copies and products are those of all that follow. Softmax may still rescale."""
@@ -53,7 +52,7 @@ class Execution:
 
 
 class TooFewSteps(ValueError):
-    """A sample has fewer steps free of a mask's edges than are looked at."""
+    """A sample has fewer steps free of a mask's edges than are counted and drawn."""
 
 
 def execute(
@@ -66,22 +65,15 @@ def execute(
     config = kernel.config
     warp = warp or counted_warp(config)
     operation = family_of(config).operation
-    if operation.name == FORWARD:
-        q_rows = config.B_r
-        kv_rows = sample.keys or _enough_keys(config, sample.options, iterations + warp.steps_before_loop)
-        cut_first = _steps_cut_first(config, sample, kv_rows, iterations, warp)
-    else:
-        if sample.options.window != NO_OPTIONS.window:
-            raise TooFewSteps(f"of {operation.name} kernels, steps are counted under a full mask alone")
-        q_rows, kv_rows = _rows_of_one_tile(config, sample, iterations + warp.steps_before_loop + warp.steps_ahead - 1)
-        cut_first = 0
+    tile = _tile_of(config, sample, warp, iterations)
     steady = STEADY_ITERATION
     if warp.has_masked_steps:
-        steady = max(steady, cut_first - warp.steps_before_loop)
-    q, k, v = _inputs(config, q_rows, kv_rows, sample)
+        steady = max(steady, tile.cut_first - warp.steps_before_loop)
+    q, k, v = _inputs(config, tile.q_rows, tile.kv_rows, sample)
+    options = sample.options._replace(window=tile.window)
     use = {"use": CacheUse(split_units=WHOLE)} if operation.reads_cache else {}
     simulation = simulate_config_on(
-        config, (q, k, v), options=sample.options, arch=kernel.arch, check_hazards=False,
+        config, (q, k, v), options=options, arch=kernel.arch, check_hazards=False,
         trace_warp=(0, warp.number), **operation.one_tile, **use,
     )  # fmt: skip
     trace = simulation.run.trace
@@ -91,18 +83,20 @@ def execute(
     passes = _iterations(trace, ptx_loop(kernel.ptx, kernel.name, kinds, executed))
     if len(passes) < steady + 2:  # the counted step is not the loop's last
         steps = counted(len(passes), "step")
-        raise TooFewSteps(f"the loop has {steps} with {kv_rows:,} keys; counts need {steady + 2}")
+        raise TooFewSteps(f"the loop has {steps} with {tile.kv_rows:,} keys; counts need {steady + 2}")
     return Execution(
         warp=warp,
         run=simulation.run,
         trace=trace,
         iterations=passes,
-        q_rows=q_rows,
-        kv_rows=kv_rows,
+        q_rows=tile.q_rows,
+        kv_rows=tile.kv_rows,
         row_stride_bytes=k.strides[2],
         relative_error=simulation.relative_error,
         steady=steady,
-        steps_before_loop=warp.steps_before_loop if warp.has_masked_steps else max(warp.steps_before_loop, cut_first),
+        steps_before_loop=warp.steps_before_loop
+        if warp.has_masked_steps
+        else max(warp.steps_before_loop, tile.cut_first),
         thread_blocks=_working_blocks(config, simulation.run, sample),
     )
 
@@ -126,35 +120,58 @@ def _in_dynamic_memory(trace: list[TraceEntry], offset: int) -> list[TraceEntry]
     return [replace(entry, accesses=tuple(map(moved, entry.accesses))) for entry in trace]
 
 
-def _rows_of_one_tile(config: KernelConfig, sample: Sample, steps: int) -> tuple[int, int]:
-    """Of q, and of k and v: one tile with so many steps. Thread blocks that work together have a tile each."""
+@dataclass(frozen=True)
+class _Tile:
+    """Tensors that have one tile, and its steps. Thread blocks that work together have a tile each."""
+
+    q_rows: int
+    kv_rows: int
+    window: Window
+    """Aligned so that the tile's steps are all there is."""
+    cut_first: int
+    """Steps from the first to the last of those that the first edge of the mask cuts."""
+
+
+def _tile_of(config: KernelConfig, sample: Sample, warp: TracedWarp, iterations: int) -> _Tile:
+    """With so many steps that no edge of the mask cuts, beside those that one cuts."""
     family = family_of(config)
-    steps_of = family.operation.steps
-    together = family.launch_rules.key_blocks_together(config) if steps_of.tile == "B_c" else 1
-    blocks = {steps_of.tile: together, steps_of.step: steps}
-    q_rows, kv_rows = blocks["B_r"] * config.B_r, blocks["B_c"] * config.B_c
+    steps = iterations + warp.steps_before_loop + warp.steps_ahead - 1
+    window = sample.options.window
+    if family.operation.steps is OVER_QUERIES:
+        # The first keys and the first queries: a key's queries lie as far to its left as a query's keys to its right.
+        keys = family.launch_rules.key_blocks_together(config) * config.B_c
+        mirrored = Window(window.right, window.left, bottom_right=False)
+        q_rows = (steps + _cut_at_diagonal(window, keys, config.B_r)) * config.B_r
+        visited = visited_blocks(mirrored, keys, q_rows, tile=keys, step=config.B_r)
+        _check_plain_steps(visited, iterations, f"{keys} keys", f"{config.B_r} rows", "a wider window")
+        return _Tile(q_rows, sample.keys or keys, window._replace(bottom_right=False), _cut_first(visited, warp))
+    rows = config.B_r
     if family.operation.reads_cache:  # heads that share keys are rows of one tile
         heads, kv_heads = sample.head_counts(1)
-        q_rows = max(q_rows * kv_heads // heads, 1)
-    return q_rows, sample.keys or kv_rows
+        rows = max(rows * kv_heads // heads, 1)
+    keys = sample.keys or (steps + _cut_at_diagonal(window, rows, config.B_c)) * config.B_c
+    visited = visited_blocks(window, rows, keys, tile=rows, step=config.B_c)
+    remedy = "more keys" if window == FULL else "a wider window, more keys"
+    _check_plain_steps(visited, iterations, f"{rows} rows", f"{config.B_c} keys", remedy)
+    return _Tile(rows, keys, window, _cut_first(visited, warp))
 
 
-def _enough_keys(config: KernelConfig, options: AttentionOptions, steps: int) -> int:
-    """Whole blocks: so many, and those in which the window's right edge cuts."""
-    right = options.window.right
-    cut_right = 0 if right is None else -(-max(0, config.B_r - 1 - right) // config.B_c)
-    return (steps + cut_right) * config.B_c
+def _cut_at_diagonal(window: Window, rows: int, block: int) -> int:
+    """Blocks that a tile of so many rows visits, and in which the window's right edge cuts."""
+    return 0 if window.right is None else -(-max(0, rows - 1 - window.right) // block)
 
 
-def _steps_cut_first(config: KernelConfig, sample: Sample, keys: int, iterations: int, warp: TracedWarp) -> int:
-    """Steps of a tile of queries, from its first to the last of those that the first edge of the mask cuts."""
-    visited = visited_blocks(config, sample.options, config.B_r, keys)
-    if visited.plain < iterations:
+def _check_plain_steps(visited: VisitedBlocks, needed: int, rows: str, block_rows: str, remedy: str) -> None:
+    if visited.plain < needed:
+        cut = visited.count - visited.plain
+        which = f", of which an edge of the mask cuts {cut}" if cut else ""
         raise TooFewSteps(
-            f"{config.B_r} rows visit {visited.count} blocks of {config.B_c} keys, of which an edge of the mask cuts "
-            f"{visited.count - visited.plain}; counts need {iterations} that none cuts: a wider window, more keys, or "
-            "smaller blocks"
+            f"{rows} visit {counted(visited.count, 'block')} of {block_rows}{which}; counts need {needed} whole ones: "
+            f"{remedy}, or smaller blocks"
         )
+
+
+def _cut_first(visited: VisitedBlocks, warp: TracedWarp) -> int:
     cut = visited.cut_right if warp.last_key_first else visited.cut_left
     return warp.steps_before_cut + cut if cut else 0
 
