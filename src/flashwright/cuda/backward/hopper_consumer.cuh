@@ -157,8 +157,9 @@ struct Consumer {
         const Slot dO = shared.dO(place.stage);
         dO.wait_until_full(place.lap); // @operand dO
         clear_queries_of_others(dO.data, step);
+        const uint32 queries = cfg::dO_stages == 1 ? found_again(dO.data) : in_block(dO.data); // one stage stays there, too
         issue_shared_shared<cfg::d_head, cfg::B_r>(dP[0], found_again(V(key_group).data), // @product dP
-                                                   in_block(dO.data) + first_query_offset());
+                                                   queries + first_query_offset());
     }
     static DEVICE uint32 in_block(uint32 address) { return cfg::paired ? address_for_descriptor(address) : address; }
     // Of what stays there: found where it is used, where the loop has no registers to keep descriptors.
