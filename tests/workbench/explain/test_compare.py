@@ -162,6 +162,14 @@ def test_what_was_not_simulated_is_said_with_the_reason():
         assert f"{label} was not simulated: 64 keys visit 3 blocks of 64 rows, of which an edge" in page
 
 
+def test_lines_of_the_page_break_between_the_words_that_tell_configs_apart():
+    config = "(BF16, 64, 64, 64, 4): async+swizzled+load_0_2_2_tiles"
+    page = comparison_page(compare_facts(explained(config), explained(f"{config}+buffer+opt_softmax")))
+    label = "buffer+<wbr>opt_<wbr>softmax"
+    for place in (f"<dt>better in {label}</dt>", f"and <b>{label}</b>", f"<h3>{label}"):
+        assert place in page
+
+
 def test_head_dimensions_are_different_problems_and_not_judged():
     wider = replace(explained(LATE), config=LATE.replace("(BF16, 64, ", "(BF16, 128, "))
     comparison = compare_facts(explained(EAGER), wider)

@@ -9,6 +9,7 @@ from flashwright.workbench.explain.facts import Timeline
 from flashwright.workbench.explain.markup import (
     JUDGEMENTS,
     Tile,
+    breakable,
     document,
     figure,
     heading_row,
@@ -43,7 +44,7 @@ def comparison_page(comparison: Comparison) -> str:
     called = (
         ""
         if labels == (first.config, second.config)
-        else f"<p>Below, they are called <b>{escape(labels[0])}</b> and <b>{escape(labels[1])}</b>.</p>"
+        else f"<p>Below, they are called <b>{breakable(labels[0])}</b> and <b>{breakable(labels[1])}</b>.</p>"
     )
     return document(
         title=f"{first.config} and {second.config}",
@@ -152,7 +153,7 @@ def _timelines(comparison: Comparison) -> str:
         for index, (label, timeline) in enumerate(timelines):
             name = f"timeline-{number_of_role}-{index}"
             warp = "" if timeline.warp == "one warp" else f", {timeline.warp}"
-            html += f"<h3>{escape(label)}{escape(warp)}</h3>"
+            html += f"<h3>{breakable(label)}{escape(warp)}</h3>"
             html += figure(timeline_picture(timeline, name, instructions_across=across))
     not_simulated = "".join(
         paragraph(f"{label} was not simulated: {facts.simulation_problem}.")

@@ -89,7 +89,7 @@ def figure(picture: str, caption: str = "", size: str = "wide") -> str:
 
 def tiles(each: Iterable[Tile]) -> str:
     items = "".join(
-        f"<div><dt>{escape(tile.name)}</dt><dd{_class(tile.class_)}>{escape(tile.value)}"
+        f"<div><dt>{breakable(tile.name)}</dt><dd{_class(tile.class_)}>{escape(tile.value)}"
         f"<small>{escape(tile.note)}</small></dd></div>"
         for tile in each
     )
