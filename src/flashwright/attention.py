@@ -26,7 +26,6 @@ from flashwright.problem.options import AttentionOptions, as_pair, as_window
 from flashwright.problem.shapes import HEAD_DIM_STEP, MAX_D_HEAD, are_wide, check_shapes, is_empty
 from flashwright.runtime.decode_plans import CacheTensors
 from flashwright.runtime.devices import GPUError, gpu_available, gpu_model, require_torch, this_gpu
-from flashwright.runtime.plans import CallKind
 from flashwright.runtime.tensors import check_kernel_dtype, check_tensors, with_vector_rows
 
 if TYPE_CHECKING:
@@ -355,6 +354,8 @@ def _needs_gradients(*tensors: Any) -> bool:
 
 _kinds: dict[tuple[Any, ...], Any] = {}
 """By the request: a `CallKind`, or a `RecordedKind` where gradients will be computed."""
+MOST_KINDS = 4096
+"""That are kept; then all are forgotten."""
 
 
 def _new_kind(
@@ -376,7 +377,7 @@ def _new_kind(
     check_kernel_dtype(q)
     if family is not None:
         family_named(family)
-    if len(_kinds) >= CallKind.MOST_ARRANGEMENTS:
+    if len(_kinds) >= MOST_KINDS:
         _kinds.clear()
     options = AttentionOptions.of(causal, window, scale, softcap)
     dtype = DType.parse(str(q.dtype))

@@ -23,7 +23,7 @@ from flashwright.operators import forward as forward_operator
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import FULL, Window
 from flashwright.runtime.backward_plans import BackwardKind
-from flashwright.runtime.plans import CallKind
+from flashwright.runtime.call_kinds import CallKind
 from flashwright.runtime.reference import attention_gradients, attention_reference
 
 FORWARD = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles+opt_softmax")

@@ -13,7 +13,7 @@ from attention_cases import laid_out
 
 from flashwright.attention import attention
 from flashwright.integrations.flash_attn import flash_attn_func
-from flashwright.runtime.plans import CallKind
+from flashwright.runtime.call_kinds import CallKind
 
 from .tools import assert_close_lse, assert_right, some, truth
 

@@ -21,8 +21,8 @@ from flashwright import AttentionOptions, Window, parse_config
 from flashwright.hardware.tensor_map import TENSOR_MAP_BYTES, TensorMap
 from flashwright.kernels.forward.launch import PackedSequences
 from flashwright.kernels.registry import family_of
-from flashwright.runtime import plans
-from flashwright.runtime.plans import CallKind
+from flashwright.runtime import call_kinds, plans
+from flashwright.runtime.call_kinds import CallKind
 from flashwright.runtime.tensor_maps import WORDS, MapTemplate
 from flashwright.runtime.tensors import device_tensor
 
@@ -65,7 +65,8 @@ def kernel(monkeypatch) -> NoKernel:
     kernel = NoKernel()
     monkeypatch.setattr(plans, "loaded_kernel", lambda *of: kernel)
     monkeypatch.setattr(plans, "map_template", cache(lambda kind: MapTemplate(kind, encoded)))
-    monkeypatch.setattr(plans, "multiprocessors", lambda device_index: MULTIPROCESSORS)
+    for module in (call_kinds, plans):
+        monkeypatch.setattr(module, "multiprocessors", lambda device_index: MULTIPROCESSORS)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device_index: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     return kernel

@@ -16,9 +16,9 @@ from flashwright.kernels.decode.ampere.config import AmpereDecodeKernelConfig
 from flashwright.kernels.registry import parse_config
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
+from flashwright.runtime.call_kinds import CallKind
 from flashwright.runtime.decode_plans import DecodeKind
 from flashwright.runtime.few_rows import FewRows
-from flashwright.runtime.plans import CallKind
 from flashwright.runtime.reference import attention_reference
 
 DECODE = AmpereDecodeKernelConfig(DType.BF16, 64, B_r=16, keys_per_warp=16, n_warps=4)

@@ -23,8 +23,10 @@ from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.kernels.registry import parse_config
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.window import Window
-from flashwright.runtime import plans
-from flashwright.runtime.plans import CallKind, CopiesFirst
+from flashwright.runtime import arranging, frames, plans
+from flashwright.runtime.call_kinds import CallKind
+from flashwright.runtime.copies_first import CopiesFirst
+from flashwright.runtime.plans import Arrangement
 from flashwright.runtime.tensor_maps import MapTemplate
 
 CONFIGS = {
@@ -83,7 +85,7 @@ def decided(kind: CallKind, call: Call) -> Any:
     found = kind.arrangement(q, k, v, torch.empty_like(q))
     if isinstance(found, CopiesFirst):
         return "copies first"
-    assert found is not None and not isinstance(found, plans.FewRowsArrangement)
+    assert isinstance(found, Arrangement)
     words = found.words[:]
     words[found.plan.lse] = 0
     return found.plan.kernel.config, found.grid, found.lse_layout, words
@@ -167,15 +169,15 @@ def test_lengths_that_came_before_are_not_arranged_again(gpu, config, monkeypatc
     for _ in range(2):
         round_of_calls()
     made: list[Any] = []
-    arrangement = plans.Arrangement
-    monkeypatch.setattr(plans, "Arrangement", lambda *arguments: made.append(arguments) or arrangement(*arguments))
+    for module in (frames, arranging):
+        monkeypatch.setattr(module, "Arrangement", lambda *arguments: made.append(arguments) or Arrangement(*arguments))
     round_of_calls()
     assert not made
 
 
 def test_twenty_threads_at_once_give_every_launch_its_own_parameters(gpu, config, monkeypatch):
     """New lengths, lengths that come again, other strides, and what is known of all of them forgotten now and then."""
-    monkeypatch.setattr(CallKind, "MOST_ARRANGEMENTS", 7)
+    monkeypatch.setattr(plans.Plan, "MOST_ARRANGEMENTS", 7)
     layouts = [("part of a cache",) * 3, ("contiguous",) * 3, ("rows first", "part of a cache", "part of a cache")]
     calls = [
         Call(layout, 1, 2, 1, rows, keys)

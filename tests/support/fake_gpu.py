@@ -14,7 +14,7 @@ from flashwright.hardware.tensor_map import TensorMap
 from flashwright.kernels.backward.launch import BackwardArguments
 from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.kernels.registry import family_of
-from flashwright.runtime import backward_plans, plans, tensor_maps
+from flashwright.runtime import backward_plans, call_kinds, plans, tensor_maps
 from flashwright.runtime.tensor_maps import WORDS, MapTemplate
 
 MULTIPROCESSORS = 4
@@ -70,8 +70,9 @@ class FakeGPU:
         templates = cache(lambda kind: MapTemplate(kind, scattered))
         for module in (plans, backward_plans):
             monkeypatch.setattr(module, "loaded_kernel", self._load)
-            monkeypatch.setattr(module, "multiprocessors", lambda index: MULTIPROCESSORS)
             monkeypatch.setattr(module, "map_template", templates)
+        for module in (call_kinds, plans, backward_plans):
+            monkeypatch.setattr(module, "multiprocessors", lambda index: MULTIPROCESSORS)
         monkeypatch.setattr(tensor_maps, "encoded_words", scattered)
         monkeypatch.setattr(backward_plans, "allocator", lambda device_type: self._allocate)
         self.torch = SimpleNamespace(
@@ -97,7 +98,7 @@ class FakeGPU:
         kind.torch = self.torch
         return kind
 
-    def kind(self, options: Any, choose: Any, *, returns_lse: bool = False) -> plans.CallKind:
-        kind = plans.CallKind(options, choose, returns_lse=returns_lse, device_index=0)
+    def kind(self, options: Any, choose: Any, *, returns_lse: bool = False) -> call_kinds.CallKind:
+        kind = call_kinds.CallKind(options, choose, returns_lse=returns_lse, device_index=0)
         kind.torch = self.torch
         return kind

@@ -18,7 +18,7 @@ from flashwright.kernels.decode.launch import DecodeArguments
 from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.kernels.registry import family_of
 from flashwright.kernels.tensors import TensorView
-from flashwright.runtime import backward_plans, decode_plans, plans
+from flashwright.runtime import backward_plans, call_kinds, decode_plans, plans
 from flashwright.runtime.compiling import compile_one
 from flashwright.simulator.gpu import SimulatedGPU
 
@@ -100,6 +100,7 @@ class SimulatingGPU:
         """None is that of CPU tensors, which stand in for a GPU's."""
         for module in (plans, backward_plans, decode_plans):
             monkeypatch.setattr(module, "loaded_kernel", self._load)
+        for module in (call_kinds, plans, backward_plans, decode_plans):
             monkeypatch.setattr(module, "multiprocessors", lambda index: MULTIPROCESSORS)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.current_device, raising=False)

@@ -17,10 +17,10 @@ from flashwright.operators.decode import decode_kind
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
+from flashwright.runtime.call_kinds import CallKind
 from flashwright.runtime.devices import gpu_model
 from flashwright.runtime.few_rows import FewRows
 from flashwright.runtime.forward import run_forward
-from flashwright.runtime.plans import CallKind
 from flashwright.runtime.tensors import Packed, empty_output, with_vector_rows
 
 if TYPE_CHECKING:

@@ -118,6 +118,8 @@ class _Gradients(torch.autograd.Function):
 class RecordedKind:
     """Calls on (batch, heads, rows, head_dim) tensors that differ in their shapes, strides and addresses only."""
 
+    MOST_CALLS = 4096
+
     def __init__(
         self,
         options: AttentionOptions,
@@ -156,7 +158,7 @@ class RecordedKind:
         arrangement = kind.arrangement(q, k, v, out)
         if arrangement is None:
             return None
-        if len(self._calls) >= kind.MOST_ARRANGEMENTS:
+        if len(self._calls) >= self.MOST_CALLS:
             self._calls.clear()
         call = self._calls[layout] = RecordedCall(arrangement, allocator_like(out), self._usual, self._ordered)
         return call

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.backward.launch import DQ, ROWS, BackwardArguments, BackwardLaunch, Scratch, scratch_for
 from flashwright.kernels.family import KernelConfig
-from flashwright.kernels.forward.launch import ForwardArguments, PackedSequences
+from flashwright.kernels.forward.launch import PackedSequences
 from flashwright.kernels.registry import family_of
 from flashwright.problem.lengths import length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import check_shapes
 from flashwright.runtime.devices import multiprocessors
+from flashwright.runtime.forward_words import forward_word
 from flashwright.runtime.loaded import loaded_kernel
-from flashwright.runtime.parameters import SOME_ADDRESS, WORD_BYTES, Parameters, kind_of_map, words_of
+from flashwright.runtime.parameters import SOME_ADDRESS, WORD_BYTES, Parameters, kind_of_map, word_of, words_of
 from flashwright.runtime.tensor_maps import WORDS, map_template
 from flashwright.runtime.tensors import (
     Packed,
@@ -47,19 +48,12 @@ Gradients = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 Starts = tuple["torch.Tensor", "torch.Tensor"]
 
 
-def _forward_word(name: str) -> int:
-    return int(getattr(ForwardArguments, name).offset) // WORD_BYTES
-
-
-def _word(name: str) -> int:
-    return int(getattr(BackwardArguments, name).offset) // WORD_BYTES
-
-
 TENSORS = ("q", "k", "v", "out", "do", "dq", "dk", "dv")
 """In the order of a launch."""
-_VIEWS = tuple(map(_forward_word, "QKVO")) + tuple(map(_word, ("dO", "dQ", "dK", "dV")))
+_word = partial(word_of, BackwardArguments)
+_VIEWS = tuple(map(forward_word, "QKVO")) + tuple(map(_word, ("dO", "dQ", "dK", "dV")))
 """The words of their addresses."""
-_LSE, _Q_STARTS, _KV_STARTS = map(_forward_word, ("lse", "q_starts", "kv_starts"))
+_LSE, _Q_STARTS, _KV_STARTS = map(forward_word, ("lse", "q_starts", "kv_starts"))
 _DLSE = _word("dlse")
 _SCRATCH_WORDS = tuple(map(_word, Scratch.PLACES))
 

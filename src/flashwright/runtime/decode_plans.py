@@ -23,7 +23,6 @@ from flashwright.kernels.decode.append import (
 )
 from flashwright.kernels.decode.launch import CacheView, DecodeLaunch, DecodeScratch, decode_scratch
 from flashwright.kernels.family import KernelConfig
-from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.kernels.launch import Grid
 from flashwright.kernels.registry import family_of
 from flashwright.kernels.tensors import DeviceTensor, check_layout
@@ -31,6 +30,7 @@ from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import MAX_LENGTH
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.devices import multiprocessors
+from flashwright.runtime.forward_words import K_WORD, LENGTHS_WORD, V_WORD
 from flashwright.runtime.loaded import LoadedKernel, loaded_kernel
 from flashwright.runtime.parameters import WORD_BYTES, Parameters, words_of
 from flashwright.runtime.tensors import device_tensor
@@ -130,8 +130,6 @@ class DecodeKind:
         return arrangement.run(tensors)
 
 
-_K, _V = (getattr(ForwardArguments, name).offset // WORD_BYTES for name in "KV")
-_LENGTHS = ForwardArguments.q_length.offset // WORD_BYTES
 # Where the first two jobs of `AppendArguments`, which write keys and values, have their targets.
 _TARGETS = [
     (AppendArguments.jobs.offset + job * ctypes.sizeof(AppendJob) + AppendJob.target.offset) // WORD_BYTES
@@ -256,7 +254,7 @@ class DecodeArrangement:
         q, k, v = tensors[:3]
         assert q is not None and k is not None and v is not None
         found = []
-        for name, x, first in (("k_cache", k, _K), ("v_cache", v, _V)):
+        for name, x, first in (("k_cache", k, K_WORD), ("v_cache", v, V_WORD)):
             if x.shape[:3] != k.shape[:3]:
                 raise ValueError(f"v_cache: {tuple(v.shape)} does not match k_cache: {tuple(k.shape)}")
             batch, head, row, column = x.stride()
@@ -267,7 +265,7 @@ class DecodeArrangement:
             rows = k.shape[2]
             if not 0 < rows <= MAX_LENGTH:
                 raise ValueError(f"k_cache: {rows} rows are not allowed; allowed: 1 to {MAX_LENGTH}")
-            found.append((_LENGTHS, q.shape[2] | rows << 32))
+            found.append((LENGTHS_WORD, q.shape[2] | rows << 32))
         return found
 
     def _launch(self, addresses: list[int], cache_words: Sequence[tuple[int, int]], stream: int) -> None:

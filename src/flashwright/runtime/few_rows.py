@@ -9,14 +9,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flashwright.hardware.units import VECTOR_BYTES
 from flashwright.kernels.decode.launch import DecodeArguments
-from flashwright.kernels.forward.launch import ForwardArguments
 from flashwright.problem.lengths import MAX_LENGTH
+from flashwright.runtime.copies_first import CopiesFirst
 from flashwright.runtime.decode_plans import NOTHING_NEW, CacheTensors, DecodeArrangement, DecodeKind
-from flashwright.runtime.parameters import WORD_BYTES, Parameters
+from flashwright.runtime.forward_words import K_WORD, LENGTHS_WORD, O_WORD, Q_WORD, V_WORD, forward_word
+from flashwright.runtime.parameters import Parameters, word_of
 from flashwright.runtime.tensors import are_vector_strides, in_vectors
 from flashwright.runtime.zeros import zeros_of
 
@@ -27,22 +28,10 @@ Suits = Callable[[int, int, int, int, int], bool]
 """Whether decoding is worth choosing, by batch, heads of q, heads of k, rows and keys."""
 
 
-def _word(of: Any, name: str) -> int:
-    return int(getattr(of, name).offset) // WORD_BYTES
-
-
-_Q, _K, _V, _O, _LSE, _LENGTHS = (_word(ForwardArguments, name) for name in ("Q", "K", "V", "O", "lse", "q_length"))
+_LSE = forward_word("lse")
 _PARTIAL_O, _PARTIAL_TERMS, _PROGRESS = (
-    _word(DecodeArguments, name) for name in ("partial_O", "partial_terms", "progress")
+    word_of(DecodeArguments, name) for name in ("partial_O", "partial_terms", "progress")
 )
-
-
-class OtherWay(Protocol):
-    """What computes tensors at addresses that no kernel reads."""
-
-    def run(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, starts: Any, packed: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
 
 class FewRows:
@@ -64,7 +53,7 @@ class FewRows:
         k: torch.Tensor,
         v: torch.Tensor,
         out: torch.Tensor,
-        other_way: OtherWay,
+        copies_first: CopiesFirst,
     ) -> FewRowsArrangement | None:
         """For tensors of a new layout; None if the forward is to compute them, or to say what is wrong with them."""
         q_shape, q_strides, k_shape, k_strides, v_shape, v_strides = layout
@@ -90,7 +79,7 @@ class FewRows:
             if len(self._plans) >= self.MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = FewRowsPlan(self.kind, q, k, v, out)
-        return plan.arranged(layout, other_way)
+        return plan.arranged(layout, copies_first)
 
 
 class FewRowsPlan:
@@ -115,7 +104,7 @@ class FewRowsPlan:
         self.latest: FewRowsArrangement | None = None
         """Whose words and strides serve the next, where keys alone grow."""
 
-    def arranged(self, layout: tuple[Any, ...], other_way: OtherWay) -> FewRowsArrangement | None:
+    def arranged(self, layout: tuple[Any, ...], copies_first: CopiesFirst) -> FewRowsArrangement | None:
         """For keys and values of a new length or of new strides; None for such that no kernel reads."""
         q_shape, q_strides, k_shape, k_strides, _, v_strides = layout
         latest = self.latest
@@ -125,12 +114,12 @@ class FewRowsPlan:
             q_shape, q_strides, _, k_strides, _, v_strides = latest.layout
         elif are_vector_strides(k_strides) and are_vector_strides(v_strides):
             words = self.words[:]
-            words[_K + 1], words[_K + 2], words[_K + 3], _ = k_strides
-            words[_V + 1], words[_V + 2], words[_V + 3], _ = v_strides
+            words[K_WORD + 1], words[K_WORD + 2], words[K_WORD + 3], _ = k_strides
+            words[V_WORD + 1], words[V_WORD + 2], words[V_WORD + 3], _ = v_strides
         else:
             return None
         layout = (q_shape, q_strides, k_shape, k_strides, k_shape, v_strides)
-        found = self.latest = FewRowsArrangement(self, layout, words, q_shape[2] | k_shape[2] << 32, other_way)
+        found = self.latest = FewRowsArrangement(self, layout, words, q_shape[2] | k_shape[2] << 32, copies_first)
         return found
 
 
@@ -163,17 +152,17 @@ def partials_of_streams(device_index: int) -> PartialsOfStreams:
 class FewRowsArrangement:
     """A plan's parameters for keys and values of certain lengths and strides, addresses apart."""
 
-    __slots__ = ("layout", "lengths", "other_way", "plan", "words")
+    __slots__ = ("copies_first", "layout", "lengths", "plan", "words")
 
     def __init__(
-        self, plan: FewRowsPlan, layout: tuple[Any, ...], words: array[int], lengths: int, other_way: OtherWay
+        self, plan: FewRowsPlan, layout: tuple[Any, ...], words: array[int], lengths: int, copies_first: CopiesFirst
     ) -> None:
         """`words`, but for the one of `lengths`, serve other lengths, too."""
         self.plan = plan
         self.layout = layout
         self.words = words
         self.lengths = lengths
-        self.other_way = other_way
+        self.copies_first = copies_first
 
     def run(
         self,
@@ -189,7 +178,7 @@ class FewRowsArrangement:
         torch = plan.torch
         q_address, k_address, v_address, o_address = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         if (q_address | k_address | v_address | o_address) % VECTOR_BYTES:
-            return self.other_way.run(q, k, v, out, starts, packed)
+            return self.copies_first.run(q, k, v, out, starts, packed)
         index = plan.device_index
         stream = torch._C._cuda_getCurrentRawStream(index)
         device = q.device
@@ -202,11 +191,11 @@ class FewRowsArrangement:
             parameters = Parameters(plan.words[:], (0,))
         words = parameters.words
         words[plan.own] = self.words
-        words[_LENGTHS] = self.lengths
-        words[_Q] = q_address
-        words[_K] = k_address
-        words[_V] = v_address
-        words[_O] = o_address
+        words[LENGTHS_WORD] = self.lengths
+        words[Q_WORD] = q_address
+        words[K_WORD] = k_address
+        words[V_WORD] = v_address
+        words[O_WORD] = o_address
         words[_PARTIAL_O] = partials_address
         words[_PARTIAL_TERMS] = partials_address + scratch.partial_terms
         words[_PROGRESS] = plan.zeros.take(scratch.zeros, stream).data_ptr()

@@ -12,8 +12,8 @@ from flashwright.kernels.registry import as_config
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.sequences import check_starts, sequence_rows
 from flashwright.problem.window import FULL, Window
+from flashwright.runtime.call_kinds import CallKind
 from flashwright.runtime.devices import GPUError
-from flashwright.runtime.plans import CallKind
 from flashwright.runtime.simulated import simulate_forward
 from flashwright.runtime.tensors import Packed, as_numpy, as_torch, check_tensors_for, longest_of
 

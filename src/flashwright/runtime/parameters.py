@@ -35,6 +35,11 @@ class Parameters:
         """Of the addresses."""
 
 
+def word_of(parameter: type[ctypes.Structure], field: str) -> int:
+    """The word in which a field begins."""
+    return int(getattr(parameter, field).offset) // WORD_BYTES
+
+
 def words_of(parameter: ctypes.Structure) -> array[int]:
     data = bytes(parameter)
     return array("Q", data + bytes(-len(data) % WORD_BYTES))
