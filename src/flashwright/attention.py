@@ -254,16 +254,20 @@ def choice(
     family: str | None = None,
     config: KernelConfig | str | None = None,
     row_invariant: bool = False,
+    deterministic: bool = False,
+    training: bool | None = None,
     gpu: str | GPUModel | None = None,
 ) -> KernelChoice:
     """Which kernel `attention()` runs on a GPU for such tensors, and why. Nothing is compiled or computed.
 
-    Of `q` and `k` only shapes, dtype and device are read: they may be CPU tensors, tensors on "meta" or NumPy arrays.
+    Of `q` and `k` only shapes, dtype and device are read, and whether they require gradients: they may be CPU tensors,
+    tensors on "meta" or NumPy arrays. `training` says whether gradients will be computed, whatever the tensors require.
     The other arguments are those of `attention()`. `gpu` names a GPU ("h200", "rtx4090", "NVIDIA A100-PCIE-40GB", or an
     architecture, "sm_90"); by default it is the tensors' own, else this machine's.
 
     The answer has `config`, `family`, `source` ("tuned": your results, "shipped": the package's, "rule": experience,
-    "requested": by `config`), `reason`, and `explain_command`, which shows all there is to know about the kernel.
+    "requested": by `config`), `reason`, and `explain_command`, which shows all there is to know about the kernel. In
+    training, its `gradients` are the same of the kernel that computes them.
     """
     options = AttentionOptions.of(causal, window, None, softcap)
     for name, x in (("q", q), ("k", k)):
@@ -287,8 +291,14 @@ def choice(
         kv_heads=int(k.shape[1]),
         returns_lse=return_lse,
         row_invariant=row_invariant,
+        training=_requires_gradients(q, k) if training is None else training,
+        deterministic=deterministic,
     )
     return kernel_choice(problem, _gpu_to_choose_for(q, gpu), family=family, config=config)
+
+
+def _requires_gradients(*tensors: Any) -> bool:
+    return any(getattr(x, "requires_grad", False) for x in tensors) and require_torch("choice").is_grad_enabled()
 
 
 def _gpu_to_choose_for(q: Any, gpu: str | GPUModel | None) -> GPUModel:

@@ -37,6 +37,33 @@ def test_which_prints_the_same_as_json():
     assert document["measured"]["config"] == document["config"]
 
 
+def test_in_training_which_prints_the_kernel_of_the_gradients_too():
+    arguments = (
+        "which",
+        "--gpu",
+        "h200",
+        "--d-head",
+        "128",
+        "--rows",
+        "4096",
+        "--causal",
+        "--training",
+        "--deterministic",
+    )
+    code, out, error = flashwright(*arguments)
+    assert code == 0, error
+    *forward, heading, config, source, command = out.splitlines()
+    assert (len(forward), heading) == (4, "Gradients:")
+    assert "ordered" in config and config.startswith("hopper backward (BF16, 128, ")
+    assert source.startswith(("rule: ", "shipped: "))
+    assert command.startswith("flashwright explain 'hopper backward (BF16, 128, ")
+    document = json.loads(flashwright(*arguments, "--json")[1])
+    assert config.startswith(document["gradients"]["config"])
+    assert document["gradients"].keys() == document.keys() - {"schema", "gpu", "problem", "gradients"}
+    assert document["problem"]["training"] and document["problem"]["deterministic"]
+    assert json.loads(flashwright("which", "--gpu", "h200", "--json")[1])["gradients"] is None
+
+
 def test_a_gpu_of_an_architecture_is_served_by_a_rule():
     _, out, _ = flashwright("which", "--gpu", "sm_89")
     assert "on any sm_89" in out
@@ -52,6 +79,7 @@ def test_a_gpu_of_an_architecture_is_served_by_a_rule():
         (("--gpu", "h200", "--kv-heads", "3"), "16"),
         (("--gpu", "h200", "--family", "volta"), "family: 'volta' is not known; allowed: ampere, hopper"),
         (("--gpu", "a100", "--family", "hopper"), "runs on sm_90a alone"),
+        (("--gpu", "h200", "--deterministic"), "--deterministic is about gradients: it needs --training"),
     ],
 )
 def test_what_is_not_allowed_is_refused_with_what_is(arguments, message):

@@ -108,6 +108,38 @@ def test_few_rows_on_many_keys_are_decoded():
         assert "decode" not in str(choice(1, 9000, **options).config)
 
 
+@pytest.mark.parametrize("rows", [1, 200, 2048, 9000])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "deterministic": True}, {"window": (64, 0), "family": "ampere"}]
+)
+def test_in_training_the_kernel_of_the_gradients_is_chosen_too(rows, options):
+    found = choice(rows, 9000, training=True, **options)
+    problem, family = found.problem, options.get("family")
+    needed = needed_kernels(
+        128, problem.dtype, problem.options, H200, training=True, deterministic=problem.deterministic, family=family
+    )
+    for each in (found, found.gradients):
+        assert (each.config, each.variant) in needed
+        assert "decode" not in str(each.config)  # which computes no log-sum-exps for gradients
+    assert found.gradients.config.ordered or not problem.deterministic
+    assert found.gradients.explain_command.startswith("flashwright explain ")
+    assert f"gradients: {found.gradients.config}" in str(found)
+    assert choice(rows, 9000, **options).gradients is None
+
+
+def test_tensors_that_require_gradients_are_trained_on():
+    torch = pytest.importorskip("torch")
+    k = torch.zeros(1, 4, 9000, 128, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    q = k[:, :, :1].detach()
+    assert "backward" in str(fw.choice(q, k, gpu="h200").gradients.config)
+    for choose in (
+        lambda: fw.choice(q, k, gpu="h200", training=False),
+        torch.no_grad()(lambda: fw.choice(q, k, gpu="h200")),
+    ):
+        assert choose().gradients is None
+        assert "decode" in str(choose().config)
+
+
 def test_a_row_invariant_call_uses_one_config_for_all_lengths():
     assert choice(100, row_invariant=True).config == choice(8192, row_invariant=True).config == choice(8192).config
 

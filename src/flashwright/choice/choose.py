@@ -111,10 +111,15 @@ def _default_choice(occasion: Occasion, family: str | None, operation: str) -> C
 def backward_config(occasion: Occasion, *, family: str | None = None, deterministic: bool = False) -> KernelConfig:
     """What differentiates such problems: by the family that was named for the forward, where it has a backward for
     them, and otherwise by the best. If `deterministic`, sums are added in a fixed order."""
+    return backward_choice(occasion, family=family, deterministic=deterministic).config
+
+
+def backward_choice(occasion: Occasion, *, family: str | None = None, deterministic: bool = False) -> Choice:
+    """The same with where the config comes from."""
     named = next((each for each in families(BACKWARD) if each.name == family and _computes(each, occasion)), None)
-    config: Any = _default_choice(replace(occasion, ordered=deterministic), named and named.name, BACKWARD).config
-    chosen: KernelConfig = replace(config, ordered=True) if deterministic else config
-    return chosen
+    choice = _default_choice(replace(occasion, ordered=deterministic), named and named.name, BACKWARD)
+    config: Any = choice.config
+    return replace(choice, config=replace(config, ordered=True)) if deterministic else choice
 
 
 def decode_choice(dtype: DType, head_dim: int, window: Window, packed_rows: int, *, gpu: GPUModel | None) -> Choice:

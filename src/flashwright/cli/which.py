@@ -50,12 +50,21 @@ def which(
     row_invariant: Annotated[
         bool, typer.Option("--row-invariant", help="As attention(row_invariant=True) chooses.")
     ] = False,
+    training: Annotated[
+        bool, typer.Option("--training", help="With gradients: their kernel, too, and no decode kernel.")
+    ] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="In training: as attention(deterministic=True) chooses.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say which kernel attention() runs for a problem on a GPU, and why: your tuning, a shipped result, or a rule.
 
-    Needs no GPU if one is named. The last line is the command that shows all there is to know about the kernel.
+    With --training, say also which computes the gradients. Needs no GPU if one is named. The last line is the command
+    that shows all there is to know about the kernel.
     """
+    if deterministic and not training:
+        raise ValueError("--deterministic is about gradients: it needs --training")
     model = this_gpu() if gpu is None else gpu_named(gpu)
     keys = rows if keys is None else keys
     kv_heads = heads if kv_heads is None else kv_heads
@@ -65,7 +74,8 @@ def which(
         family_named(family)
     problem = CallProblem(
         DType.parse(dtype), d_head, rows, keys, attention_options(causal, window, softcap),
-        batch=batch, heads=heads, kv_heads=kv_heads, row_invariant=row_invariant,
+        batch=batch, heads=heads, kv_heads=kv_heads, row_invariant=row_invariant, training=training,
+        deterministic=deterministic,
     )  # fmt: skip
     choice = kernel_choice(problem, model, family=family)
     if as_json:
@@ -77,10 +87,16 @@ def which(
 def _print_choice(choice: KernelChoice) -> None:
     console = table_console()
     where = f"{choice.gpu.name} ({choice.gpu.arch})" if choice.gpu.name else f"any {choice.gpu.arch}"
-    for line in (
-        f"{choice.problem} on {where}",
+    lines = [f"{choice.problem} on {where}", *_lines(choice)]
+    if choice.gradients is not None:
+        lines += ["Gradients:", *_lines(choice.gradients)]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _lines(choice: KernelChoice) -> tuple[str, ...]:
+    return (
         f"[bold]{escape(str(choice.config))}[/]  {choice.family} family",
         f"{choice.source}: {escape(choice.reason)}",
         escape(choice.explain_command),
-    ):
-        console.print(line, highlight=False, soft_wrap=True)
+    )

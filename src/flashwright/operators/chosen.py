@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flashwright.choice.choose import Choice, choose, decode_choice
+from flashwright.choice.choose import Choice, backward_choice, choose, decode_choice
 from flashwright.choice.currency import Currency, currency
 from flashwright.choice.few_rows import decodes
 from flashwright.choice.results import TunedResult
 from flashwright.hardware.architectures import GPUModel
-from flashwright.kernels.family import KernelConfig
+from flashwright.kernels.family import KernelConfig, Occasion
 from flashwright.kernels.forward.launch import forward_variant
+from flashwright.operators.backward import family_for_gradients
 from flashwright.operators.forward import lengths_to_choose_for
 from flashwright.problem.dtypes import DType
 from flashwright.problem.lengths import LONGEST, length_bucket, packed_rows_bucket
@@ -41,6 +42,10 @@ class CallProblem:
     kv_heads: int = 1
     returns_lse: bool = False
     row_invariant: bool = False
+    training: bool = False
+    """Whether gradients will be computed."""
+    deterministic: bool = False
+    """Of gradients: whether they have the same bits in every run."""
 
     @property
     def grouped_heads(self) -> bool:
@@ -55,7 +60,7 @@ class CallProblem:
     def is_decoded(self) -> bool:
         """Whether a decode kernel computes it, where the call names no kernel."""
         sizes = (self.batch, self.heads, self.kv_heads, self.q_length, self.kv_length)
-        return not self.row_invariant and decodes(self.options.window, *sizes)
+        return not self.row_invariant and not self.training and decodes(self.options.window, *sizes)
 
     def __str__(self) -> str:
         (left, right, _), softcap = self.options.window, self.options.softcap
@@ -81,6 +86,8 @@ class KernelChoice:
     family: str
     measured: TunedResult | None
     """The result behind a tuned or shipped config."""
+    gradients: KernelChoice | None = None
+    """In training: the kernel that computes the gradients, chosen likewise."""
 
     @property
     def explain_command(self) -> str:
@@ -89,10 +96,12 @@ class KernelChoice:
         return shlex.join([*words, *_flags(self.problem)])
 
     def __str__(self) -> str:
-        return f"{self.config} on {self.gpu.name or self.gpu.arch} ({self.source}: {self.reason})"
+        gradients = f"; gradients: {self.gradients}" if self.gradients else ""
+        return f"{self.config} on {self.gpu.name or self.gpu.arch} ({self.source}: {self.reason}){gradients}"
 
     def to_dict(self) -> dict[str, Any]:
         window = self.problem.options.window
+        gradients = self.gradients
         return {
             "gpu": {"name": self.gpu.name or None, "arch": self.gpu.arch},
             "problem": {
@@ -107,7 +116,15 @@ class KernelChoice:
                 "softcap": self.problem.options.softcap,
                 "grouped_heads": self.problem.grouped_heads,
                 "row_invariant": self.problem.row_invariant,
+                "training": self.problem.training,
+                "deterministic": self.problem.deterministic,
             },
+            **self._kernel(),
+            "gradients": None if gradients is None else gradients._kernel(),
+        }
+
+    def _kernel(self) -> dict[str, Any]:
+        return {
             "family": self.family,
             "config": self.config.short_form(),
             "source": self.source,
@@ -132,6 +149,19 @@ def kernel_choice(
         choice = choose(
             problem.dtype, problem.head_dim, problem.options.window, *lengths, gpu=gpu, config=config, family=family
         )
+    reason = f"{'few rows on many keys are decoded; ' if is_decoded else ''}{_reason(choice, buckets)}"
+    found = _kernel_choice(problem, gpu, choice, reason, returns_lse=problem.returns_lse or problem.training)
+    if not problem.training:
+        return found
+    buckets = length_bucket(problem.q_length), length_bucket(problem.kv_length)
+    occasion = Occasion(problem.dtype, problem.head_dim, problem.options.window.right is not None, *buckets, gpu)
+    choice = backward_choice(occasion, family=family_for_gradients(config, family), deterministic=problem.deterministic)
+    return replace(found, gradients=_kernel_choice(problem, gpu, choice, _reason(choice, buckets), returns_lse=False))
+
+
+def _kernel_choice(
+    problem: CallProblem, gpu: GPUModel, choice: Choice, reason: str, *, returns_lse: bool
+) -> KernelChoice:
     choice.family.target(gpu.arch)  # raises for a family that the GPU does not run
     variant = forward_variant(
         choice.config,
@@ -139,14 +169,14 @@ def kernel_choice(
         head_dim=problem.head_dim,
         grouped_heads=problem.grouped_heads,
         packed=False,
-        returns_lse=problem.returns_lse,
+        returns_lse=returns_lse,
     )
     return KernelChoice(
         problem=problem,
         gpu=gpu,
         config=choice.config,
         source=choice.source,
-        reason=f"{'few rows on many keys are decoded; ' if is_decoded else ''}{_reason(choice, buckets)}",
+        reason=reason,
         variant=variant,
         family=choice.family.name,
         measured=choice.measured,
