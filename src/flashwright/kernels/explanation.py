@@ -303,6 +303,8 @@ class Explanation:
     """Elements from a row of the simulated tensors to the next."""
     warps: Callable[[Any], tuple[TracedWarp, ...]] = lambda config: (TracedWarp(0),)
     """One of each kind; the first is the one whose instructions are counted."""
+    tiles_around: Callable[[Any], int] = lambda config: 0
+    """Tiles before the one that is followed, and as many after it, without which its steps would be others."""
     also_drawn: Callable[[Any], tuple[Any, ...]] = lambda config: ()
     """Configs that the pictures set beside a config."""
     banks: Callable[[Any], ExecutedLoads | CoreMatrices | None] = lambda config: None

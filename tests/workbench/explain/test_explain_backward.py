@@ -131,6 +131,21 @@ def test_the_run_of_a_pair_is_that_of_both_thread_blocks_with_keys_of_their_own(
     assert "of all 2 thread blocks" in page and "whole thread block" not in page
 
 
+def test_a_step_of_blocks_that_take_turns_is_that_of_one_between_the_first_and_the_last():
+    """The last rounds dQ, which of many blocks of keys one does."""
+    config = "hopper backward (BF16, 64, 128, 128, 2): stages_2_2+register_P+finishes_dQ"
+    between, last, alone = (
+        explained(config),
+        explained(config, sample=Sample(keys=128)),
+        explained(config.removesuffix("+finishes_dQ")),
+    )
+    assert (between.simulation.kv_rows, between.simulation.thread_blocks) == (3 * 128, 3)
+    assert between.effects.instructions_per_step < 1.15 * alone.effects.instructions_per_step
+    assert last.effects.instructions_per_step > 1.25 * alone.effects.instructions_per_step
+    assert "all 3 thread blocks" in config_page(between)
+    assert max(each.simulation.relative_error for each in (between, last)) < 4e-3
+
+
 def test_q_is_copied_a_step_ahead_and_do_during_the_step_before(ampere):
     flights = {flight.block: flight for flight in ampere.timeline.flights}
     S, dK, dQ = (next(p for p in ampere.timeline.phases if p.name == name) for name in ("S", "dK", "dQ"))

@@ -71,10 +71,12 @@ def execute(
         steady = max(steady, tile.cut_first - warp.steps_before_loop)
     q, k, v = _inputs(config, tile.q_rows, tile.kv_rows, sample)
     options = sample.options._replace(window=tile.window)
-    use = {"use": CacheUse(split_units=WHOLE)} if operation.reads_cache else {}
+    use: dict[str, Any] = {"use": CacheUse(split_units=WHOLE)} if operation.reads_cache else {}
+    if tile.blocks > 1:
+        use["multiprocessors"] = tile.blocks  # each thread block has a tile
     simulation = simulate_config_on(
         config, (q, k, v), options=options, arch=kernel.arch, check_hazards=False,
-        trace_warp=(0, warp.number), **operation.one_tile, **use,
+        trace_warp=(tile.block, warp.number), **operation.one_tile, **use,
     )  # fmt: skip
     trace = simulation.run.trace
     assert trace is not None
@@ -122,7 +124,8 @@ def _in_dynamic_memory(trace: list[TraceEntry], offset: int) -> list[TraceEntry]
 
 @dataclass(frozen=True)
 class _Tile:
-    """Tensors that have one tile, and its steps. Thread blocks that work together have a tile each."""
+    """Tensors that have one tile, and its steps. Thread blocks that work together have a tile each, and so have those
+    around them, where it takes others to make a tile's steps what they are."""
 
     q_rows: int
     kv_rows: int
@@ -130,6 +133,10 @@ class _Tile:
     """Aligned so that the tile's steps are all there is."""
     cut_first: int
     """Steps from the first to the last of those that the first edge of the mask cuts."""
+    block: int = 0
+    """The thread block that has the tile, or a part of it."""
+    blocks: int = 1
+    """With those around it."""
 
 
 def _tile_of(config: KernelConfig, sample: Sample, warp: TracedWarp, iterations: int) -> _Tile:
@@ -139,12 +146,19 @@ def _tile_of(config: KernelConfig, sample: Sample, warp: TracedWarp, iterations:
     window = sample.options.window
     if family.operation.steps is OVER_QUERIES:
         # The first keys and the first queries: a key's queries lie as far to its left as a query's keys to its right.
-        keys = family.launch_rules.key_blocks_together(config) * config.B_c
+        together, around = family.launch_rules.key_blocks_together(config), explanation_of(config).tiles_around(config)
+        tile = together * config.B_c
+        keys = sample.keys or (2 * around + 1) * tile
+        tiles = -(-keys // tile)
+        before = min(around, (tiles - 1) // 2)
         mirrored = Window(window.right, window.left, bottom_right=False)
-        q_rows = (steps + _cut_at_diagonal(window, keys, config.B_r)) * config.B_r
-        visited = visited_blocks(mirrored, keys, q_rows, tile=keys, step=config.B_r)
-        _check_plain_steps(visited, iterations, f"{keys} keys", f"{config.B_r} rows", "a wider window")
-        return _Tile(q_rows, sample.keys or keys, window._replace(bottom_right=False), _cut_first(visited, warp))
+        q_rows = (-(-before * tile // config.B_r) + steps + _cut_at_diagonal(window, tile, config.B_r)) * config.B_r
+        visited = visited_blocks(mirrored, keys, q_rows, tile=tile, step=config.B_r, first_row=before * tile)
+        _check_plain_steps(visited, iterations, f"{tile} keys", f"{config.B_r} rows", "a wider window")
+        return _Tile(
+            q_rows, keys, window._replace(bottom_right=False), _cut_first(visited, warp), before * together,
+            tiles * together if around else 1,
+        )  # fmt: skip
     rows = config.B_r
     if family.operation.reads_cache:  # heads that share keys are rows of one tile
         heads, kv_heads = sample.head_counts(1)

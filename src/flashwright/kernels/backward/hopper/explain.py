@@ -235,6 +235,11 @@ def warps(config: HopperBackwardKernelConfig) -> tuple[TracedWarp, ...]:
     return (*consumers, TracedWarp(config.n_warps, "producer", PRODUCER, ("COPY",), steps_before_loop=1))
 
 
+def tiles_around(config: HopperBackwardKernelConfig) -> int:
+    """The first block of keys to add to a block of dQ, and the last, do something else than those between them."""
+    return int(config.finishes_dQ)
+
+
 # --- Pictures --------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +274,7 @@ EXPLANATION = Explanation(
     register_limit=register_limit,
     reallocations=reallocations,
     warps=warps,
+    tiles_around=tiles_around,
     banks=banks,
     products={},
     timeline=TIMELINE,
