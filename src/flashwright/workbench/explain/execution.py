@@ -13,10 +13,8 @@ from flashwright.compiler.kernel import Kernel
 from flashwright.kernels.cache_use import WHOLE, CacheUse
 from flashwright.kernels.explanation import SharedMap, TracedWarp
 from flashwright.kernels.family import KernelConfig
-from flashwright.kernels.operation import OVER_QUERIES
 from flashwright.kernels.registry import family_of
 from flashwright.problem.dtypes import NUMPY_DTYPES
-from flashwright.problem.window import FULL, Window
 from flashwright.simulation.config import simulate_config_on
 from flashwright.simulator.access_patterns import global_cost, shared_cost
 from flashwright.simulator.run import Run
@@ -25,8 +23,9 @@ from flashwright.workbench.explain.explanations import counted_warp, explanation
 from flashwright.workbench.explain.facts import SharedTraffic, Simulation, StepCounts
 from flashwright.workbench.explain.instruction_kinds import Kind, kind_of_ptx
 from flashwright.workbench.explain.loop import Loop, ptx_loop
+from flashwright.workbench.explain.tile_to_follow import TooFewSteps, tile_to_follow
 from flashwright.workbench.quantities import counted
-from flashwright.workbench.sample import PLAIN_SAMPLE, Sample, VisitedBlocks, visited_blocks
+from flashwright.workbench.sample import PLAIN_SAMPLE, Sample
 
 STEADY_ITERATION = 1
 """The loop's second iteration: its copies and products are those of all that follow. Softmax may still rescale."""
@@ -51,10 +50,6 @@ class Execution:
     """Those of the grid that have anything to do."""
 
 
-class TooFewSteps(ValueError):
-    """A sample has fewer steps free of a mask's edges than are counted and drawn."""
-
-
 def execute(
     kernel: Kernel[Any], iterations: int, warp: TracedWarp | None = None, sample: Sample = PLAIN_SAMPLE
 ) -> Execution:
@@ -65,7 +60,7 @@ def execute(
     config = kernel.config
     warp = warp or counted_warp(config)
     operation = family_of(config).operation
-    tile = _tile_of(config, sample, warp, iterations)
+    tile = tile_to_follow(config, sample, warp, iterations)
     steady = STEADY_ITERATION
     if warp.has_masked_steps:
         steady = max(steady, tile.cut_first - warp.steps_before_loop)
@@ -120,74 +115,6 @@ def _in_dynamic_memory(trace: list[TraceEntry], offset: int) -> list[TraceEntry]
     if not offset:
         return trace
     return [replace(entry, accesses=tuple(map(moved, entry.accesses))) for entry in trace]
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Tensors that have one tile, and its steps. Thread blocks that work together have a tile each, and so have those
-    around them, where it takes others to make a tile's steps what they are."""
-
-    q_rows: int
-    kv_rows: int
-    window: Window
-    """Aligned so that the tile's steps are all there is."""
-    cut_first: int
-    """Steps from the first to the last of those that the first edge of the mask cuts."""
-    block: int = 0
-    """The thread block that has the tile, or a part of it."""
-    blocks: int = 1
-    """With those around it."""
-
-
-def _tile_of(config: KernelConfig, sample: Sample, warp: TracedWarp, iterations: int) -> _Tile:
-    """With so many steps that no edge of the mask cuts, beside those that one cuts."""
-    family = family_of(config)
-    steps = iterations + warp.steps_before_loop + warp.steps_ahead - 1
-    window = sample.options.window
-    if family.operation.steps is OVER_QUERIES:
-        # The first keys and the first queries: a key's queries lie as far to its left as a query's keys to its right.
-        together, around = family.launch_rules.key_blocks_together(config), explanation_of(config).tiles_around(config)
-        tile = together * config.B_c
-        keys = sample.keys or (2 * around + 1) * tile
-        tiles = -(-keys // tile)
-        before = min(around, (tiles - 1) // 2)
-        mirrored = Window(window.right, window.left, bottom_right=False)
-        q_rows = (-(-before * tile // config.B_r) + steps + _cut_at_diagonal(window, tile, config.B_r)) * config.B_r
-        visited = visited_blocks(mirrored, keys, q_rows, tile=tile, step=config.B_r, first_row=before * tile)
-        _check_plain_steps(visited, iterations, f"{tile} keys", f"{config.B_r} rows", "a wider window")
-        return _Tile(
-            q_rows, keys, window._replace(bottom_right=False), _cut_first(visited, warp), before * together,
-            tiles * together if around else 1,
-        )  # fmt: skip
-    rows = config.B_r
-    if family.operation.reads_cache:  # heads that share keys are rows of one tile
-        heads, kv_heads = sample.head_counts(1)
-        rows = max(rows * kv_heads // heads, 1)
-    keys = sample.keys or (steps + _cut_at_diagonal(window, rows, config.B_c)) * config.B_c
-    visited = visited_blocks(window, rows, keys, tile=rows, step=config.B_c)
-    remedy = "more keys" if window == FULL else "a wider window, more keys"
-    _check_plain_steps(visited, iterations, f"{rows} rows", f"{config.B_c} keys", remedy)
-    return _Tile(rows, keys, window, _cut_first(visited, warp))
-
-
-def _cut_at_diagonal(window: Window, rows: int, block: int) -> int:
-    """Blocks that a tile of so many rows visits, and in which the window's right edge cuts."""
-    return 0 if window.right is None else -(-max(0, rows - 1 - window.right) // block)
-
-
-def _check_plain_steps(visited: VisitedBlocks, needed: int, rows: str, block_rows: str, remedy: str) -> None:
-    if visited.plain < needed:
-        cut = visited.count - visited.plain
-        which = f", of which an edge of the mask cuts {cut}" if cut else ""
-        raise TooFewSteps(
-            f"{rows} visit {counted(visited.count, 'block')} of {block_rows}{which}; counts need {needed} whole ones: "
-            f"{remedy}, or smaller blocks"
-        )
-
-
-def _cut_first(visited: VisitedBlocks, warp: TracedWarp) -> int:
-    cut = visited.cut_right if warp.last_key_first else visited.cut_left
-    return warp.steps_before_cut + cut if cut else 0
 
 
 def _inputs(config: KernelConfig, q_rows: int, kv_rows: int, sample: Sample) -> list[np.ndarray]:

@@ -20,7 +20,6 @@ from flashwright.workbench.explain.disassembly import DisassemblyError, disassem
 from flashwright.workbench.explain.execution import (
     STEADY_ITERATION,
     Execution,
-    TooFewSteps,
     execute,
     simulation_facts,
     step_counts,
@@ -40,6 +39,7 @@ from flashwright.workbench.explain.loop import ptx_loop, ptx_mix, sass_loop, sas
 from flashwright.workbench.explain.loop_code import loop_code
 from flashwright.workbench.explain.matrix_load import matrix_load_facts
 from flashwright.workbench.explain.measured import measured_effects
+from flashwright.workbench.explain.tile_to_follow import TooFewSteps
 from flashwright.workbench.explain.timeline import ITERATIONS_NEEDED, timeline_of
 from flashwright.workbench.sample import PLAIN_SAMPLE, Sample
 
