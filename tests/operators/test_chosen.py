@@ -120,7 +120,7 @@ def test_in_training_the_kernel_of_the_gradients_is_chosen_too(rows, options):
     )
     for each in (found, found.gradients):
         assert (each.config, each.variant) in needed
-        assert "decode" not in str(each.config)  # which computes no log-sum-exps for gradients
+        assert "decode" not in str(each.config)  # calls whose gradients are computed are not decoded
     assert found.gradients.config.ordered or not problem.deterministic
     assert found.gradients.explain_command.startswith("flashwright explain ")
     assert f"gradients: {found.gradients.config}" in str(found)

@@ -68,9 +68,7 @@ def choose(
 ) -> Choice:
     """The same with where the config comes from."""
     if config is None or config == "":
-        buckets = length_bucket(q_length), length_bucket(kv_length)
-        occasion = Occasion(dtype, head_dim, window.right is not None, *buckets, gpu)
-        return _default_choice(occasion, family, operation)
+        return _default_choice(Occasion.of(dtype, head_dim, window, q_length, kv_length, gpu), family, operation)
     chosen: KernelConfig = as_config(config)
     if (of := family_of(chosen)).operation.name != operation:
         raise ValueError(f"config: {chosen} is of the operation {of.operation.name}, not {operation}")

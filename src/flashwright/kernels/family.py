@@ -18,7 +18,9 @@ from flashwright.kernels.launch import Blocking, LaunchRules
 from flashwright.kernels.operation import Operation
 from flashwright.kernels.source import KernelSource
 from flashwright.problem.dtypes import DType
+from flashwright.problem.lengths import length_bucket
 from flashwright.problem.variant import AttentionVariant
+from flashwright.problem.window import Window
 
 OLDEST = "oldest"
 """In the place of an architecture: the oldest that a config's family runs on."""
@@ -60,6 +62,13 @@ class Occasion:
     """Rows of all heads of q that share a head of k and v, of a decode; 0: of another operation."""
     ordered: bool = False
     """Whether a backward adds to dQ in a fixed order."""
+
+    @classmethod
+    def of(
+        cls, dtype: DType, head_dim: int, window: Window, q_length: int, kv_length: int, gpu: GPUModel | None
+    ) -> Occasion:
+        """That of a call with such lengths."""
+        return cls(dtype, head_dim, window.right is not None, length_bucket(q_length), length_bucket(kv_length), gpu)
 
     def with_native_d_head(self, family: KernelFamily) -> Occasion:
         """The same for the family's own head dimension that holds this one."""

@@ -9,7 +9,6 @@ from flashwright.choice.choose import backward_config
 from flashwright.kernels.family import KernelConfig, Occasion
 from flashwright.kernels.registry import as_config, family_of
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.runtime.backward_plans import BackwardKind, Gradients, Starts
 from flashwright.runtime.devices import gpu_model
@@ -32,10 +31,7 @@ def backward_kind(
     they come."""
 
     def choose(head_dim: int, q_length: int, kv_length: int) -> KernelConfig:
-        occasion = Occasion(
-            dtype, head_dim, options.window.right is not None, length_bucket(q_length), length_bucket(kv_length),
-            gpu_model(device_index),
-        )  # fmt: skip
+        occasion = Occasion.of(dtype, head_dim, options.window, q_length, kv_length, gpu_model(device_index))
         return backward_config(occasion, family=family, deterministic=deterministic)
 
     return BackwardKind(options, choose, device_index=device_index, accumulates=accumulates)

@@ -153,8 +153,10 @@ def kernel_choice(
     found = _kernel_choice(problem, gpu, choice, reason, returns_lse=problem.returns_lse or problem.training)
     if not problem.training:
         return found
-    buckets = length_bucket(problem.q_length), length_bucket(problem.kv_length)
-    occasion = Occasion(problem.dtype, problem.head_dim, problem.options.window.right is not None, *buckets, gpu)
+    occasion = Occasion.of(
+        problem.dtype, problem.head_dim, problem.options.window, problem.q_length, problem.kv_length, gpu
+    )
+    buckets = occasion.q_bucket, occasion.kv_bucket
     choice = backward_choice(occasion, family=family_for_gradients(config, family), deterministic=problem.deterministic)
     return replace(found, gradients=_kernel_choice(problem, gpu, choice, _reason(choice, buckets), returns_lse=False))
 

@@ -13,7 +13,6 @@ from flashwright.kernels.family import KernelConfig, Occasion
 from flashwright.operators.backward import backward_kind, family_for_gradients
 from flashwright.operators.forward import call_kind, run_on_simulator
 from flashwright.problem.dtypes import DType
-from flashwright.problem.lengths import length_bucket
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
 from flashwright.runtime.backward import run_backward
@@ -232,10 +231,7 @@ class SimulatedCall(NamedTuple):
         if is_empty(q.shape, k.shape):
             return sums or (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
         options = self.options
-        occasion = Occasion(
-            DType.parse(str(q.dtype)), q.shape[3], options.window.right is not None, length_bucket(q.shape[2]),
-            length_bucket(k.shape[2]), None,
-        )  # fmt: skip
+        occasion = Occasion.of(DType.parse(str(q.dtype)), q.shape[3], options.window, q.shape[2], k.shape[2], gpu=None)
         chosen = backward_config(
             occasion,
             family=family_for_gradients(self.config, self.family),
