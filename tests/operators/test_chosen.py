@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 from command_line import flashwright
+from ml_dtypes import bfloat16
 from tuning_fakes import a_result
 
 import flashwright as fw
@@ -142,6 +143,19 @@ def test_tensors_that_require_gradients_are_trained_on():
 
 def test_a_row_invariant_call_uses_one_config_for_all_lengths():
     assert choice(100, row_invariant=True).config == choice(8192, row_invariant=True).config == choice(8192).config
+
+
+def test_of_few_columns_a_row_invariant_causal_call_uses_the_config_for_short_sequences():
+    """That for long ones is slow at few rows: of a short causal sequence, steps in the first blocks are nearly all."""
+
+    def narrow(rows: int, **options) -> fw.KernelConfig:
+        q = np.empty((1, 4, rows, 64), bfloat16)
+        return fw.choice(q, q, gpu="h200", **options).config
+
+    for rows in (100, 512, 2048, 16384):
+        assert narrow(rows, causal=True, row_invariant=True) == narrow(512, causal=True)
+        assert narrow(rows, row_invariant=True) == narrow(8192)
+    assert narrow(512, causal=True) != narrow(8192, causal=True)
 
 
 # --- For which GPU -----------------------------------------------------------------------------------------------

@@ -139,7 +139,13 @@ def kernel_choice(
     problem: CallProblem, gpu: GPUModel, *, family: str | None = None, config: KernelConfig | str | None = None
 ) -> KernelChoice:
     """What a call computes on a GPU with; by the same steps as the call itself."""
-    lengths = lengths_to_choose_for(problem.q_length, problem.kv_length, row_invariant=problem.row_invariant)
+    lengths = lengths_to_choose_for(
+        problem.head_dim,
+        problem.options.window,
+        problem.q_length,
+        problem.kv_length,
+        row_invariant=problem.row_invariant,
+    )
     is_decoded = config is None and family is None and problem.is_decoded
     if is_decoded:
         buckets = packed_rows_bucket(problem.packed_rows), LONGEST

@@ -17,6 +17,7 @@ from flashwright.operators.decode import decode_kind
 from flashwright.problem.dtypes import DType
 from flashwright.problem.options import AttentionOptions
 from flashwright.problem.shapes import is_empty
+from flashwright.problem.window import Window
 from flashwright.runtime.call_kinds import CallKind
 from flashwright.runtime.devices import gpu_model
 from flashwright.runtime.few_rows import FewRows
@@ -27,12 +28,21 @@ if TYPE_CHECKING:
     import torch
 
 
-INVARIANT_LENGTHS = (8192, 8192)
-"""Of queries and keys: whatever a problem's own, a row-invariant call uses the config for these."""
+INVARIANT_LENGTH, INVARIANT_LENGTH_OF_NARROW_CAUSAL = 8192, 512
+"""Rows and keys: whatever a problem's own, a row-invariant call uses the config for these. With 64 columns and a causal
+mask, on an H200, the config for 8,192 rows has 0.86 × the speed of the one for 512 at 512 rows. The one for 512 has at
+least 0.96 × that of the others at their lengths."""
+NARROW = 64
 
 
-def lengths_to_choose_for(q_length: int, kv_length: int, *, row_invariant: bool) -> tuple[int, int]:
-    return INVARIANT_LENGTHS if row_invariant else (q_length, kv_length)
+def lengths_to_choose_for(
+    head_dim: int, window: Window, q_length: int, kv_length: int, *, row_invariant: bool
+) -> tuple[int, int]:
+    if not row_invariant:
+        return q_length, kv_length
+    is_narrow_causal = head_dim <= NARROW and window.right is not None
+    length = INVARIANT_LENGTH_OF_NARROW_CAUSAL if is_narrow_causal else INVARIANT_LENGTH
+    return length, length
 
 
 @lru_cache(maxsize=1024)
@@ -50,7 +60,7 @@ def call_kind(
     the caller names no kernel, and a row's bits may depend on the chunk it is in, few rows on many keys are decoded."""
 
     def choose(head_dim: int, q_length: int, kv_length: int) -> KernelConfig:
-        lengths = lengths_to_choose_for(q_length, kv_length, row_invariant=row_invariant)
+        lengths = lengths_to_choose_for(head_dim, options.window, q_length, kv_length, row_invariant=row_invariant)
         return chosen_config(
             dtype, head_dim, options.window, *lengths, gpu=gpu_model(device_index), config=config, family=family
         )
@@ -67,7 +77,7 @@ def config_chosen_for(
 ) -> KernelConfig:
     """The config that a call on these tensors uses."""
     gpu = gpu_model(q.device.index) if not isinstance(q, np.ndarray) and q.is_cuda else None
-    lengths = lengths_to_choose_for(q.shape[2], k.shape[2], row_invariant=row_invariant)
+    lengths = lengths_to_choose_for(q.shape[3], options.window, q.shape[2], k.shape[2], row_invariant=row_invariant)
     return chosen_config(DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=gpu, family=family)
 
 
@@ -114,7 +124,7 @@ def run_on_simulator(
     """The kernel on the simulated GPU, of checked CPU tensors or arrays of any layout; `sums` as on a real one."""
     if is_empty(q.shape, k.shape):
         return sums or nothing_attended(q, with_lse)
-    lengths = lengths_to_choose_for(q.shape[2], k.shape[2], row_invariant=row_invariant)
+    lengths = lengths_to_choose_for(q.shape[3], options.window, q.shape[2], k.shape[2], row_invariant=row_invariant)
     chosen = chosen_config(
         DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=None, config=config, family=family
     )

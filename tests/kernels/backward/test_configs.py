@@ -398,9 +398,9 @@ IN_ORDER = {
 @pytest.mark.parametrize(
     ("d_head", "causal", "length", "expected"),
     [
-        (64, False, LONG, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"),
-        (64, True, LONGEST, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+bulk_dQ+persistent+keys_ahead"),
-        (128, False, LONGEST, "(BF16, 128, 64, 128, 2): stages_2_2+register_P+persistent+keys_ahead"),
+        (64, False, LONG, "(BF16, 64, 128, 128, 2): stages_2_2+register_P+persistent+keys_ahead"),
+        (64, True, LONGEST, "(BF16, 64, 128, 128, 2): stages_3_2+register_P"),
+        (128, False, LONGEST, "(BF16, 128, 64, 128, 2): stages_3_2+register_P+persistent"),
         (128, True, LONG, "(BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked"),
         (256, True, LONGEST, "(BF16, 256, 64, 64, 2): stages_2_1+paired+persistent+finishes_dQ"),
         (64, True, MEDIUM, IN_ORDER[64]),

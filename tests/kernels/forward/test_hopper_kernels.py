@@ -233,16 +233,20 @@ def test_only_steps_without_a_mask_guess(variant):
 
 def test_maxima_of_scores_are_in_the_code_of_the_first_step_of_care_and_of_overflows():
     """Of eight scores a row, in two chains, and over four lanes, in three places. Where sums have grown, in both loops,
-    lanes exchange the largest."""
+    lanes exchange the largest; where a key dominates, too, in the three places with care. Behind the first step, a
+    step's sum is compared with the larger of what the thread and its row had."""
     rows, of_chains, over_lanes = 2, 1, 2
-    assert count(GUESSING, "max.f32") == 3 * rows * (8 + of_chains + over_lanes) + 2 * rows * over_lanes
+    maxima, grown = 3 * rows * (8 + of_chains + over_lanes), 2 * rows * over_lanes
+    dominant = 3 * rows * over_lanes + 3 * rows
+    assert count(GUESSING, "max.f32") == maxima + grown + dominant
 
 
 def test_warps_vote_on_what_any_of_their_lanes_needs(config):
-    """Lazy rescaling, on whether O has to be rescaled. With care, on whether a reference was raised, and on whether
-    sums have grown: in its loop, and after an overflow. Without, on the barrier's answer, which is every lane's; on
-    whether there is anything to do but add, and on whether that is because sums have grown."""
-    votes = 2 * 2 + 1 + 2 if config.guesses_maxima else int(config.lazy_rescale)
+    """Lazy rescaling, on whether O has to be rescaled. With care, on whether a key dominates some row, on whether a
+    reference was raised, and on whether sums have grown: in its loop, and after an overflow; the first step, on the
+    first of these. Without, on the barrier's answer, which is every lane's; on whether there is anything to do but add,
+    and on whether that is because sums have grown."""
+    votes = 1 + 2 * 3 + 1 + 2 if config.guesses_maxima else int(config.lazy_rescale)
     assert count(config, "vote.sync.any") == votes
 
 

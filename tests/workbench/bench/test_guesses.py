@@ -74,6 +74,23 @@ def test_scores_that_rise_slowly_are_lifted_now_and_then(first_leads, rising):
     assert found.corrected < found.steps
 
 
+@pytest.mark.parametrize("first_leads", [False, True])
+def test_a_key_that_dominates_in_a_rows_first_blocks_is_looked_for_once(first_leads):
+    """By one of a row's four threads. The others learn of it, and take no far smaller ones of their own for keys that
+    dominate. The simulated kernel executes no more than on scores without a peak."""
+    config = parse_config(
+        f"hopper (BF16, 64, 128, {B_C}): stages_2+overlap+persistent+lazy+guess{'+first' * first_leads}"
+    )
+    executed = []
+    for height in (0, 60):
+        q, k, v = inputs(DType.BF16, 4, np.zeros(KEYS // B_C))
+        q[..., 1], k[..., 1], k[..., -1, 1] = 8, 0, height
+        executed.append(simulate_forward(config, q, k, v).run.counters.executed)
+        corrected = guesses(scores_of(q, k), DType.BF16, B_C, first_leads=first_leads).corrected
+        assert (corrected == 0) == (height > 0)
+    assert executed[1] < executed[0]
+
+
 @pytest.mark.parametrize(
     ("dtype", "per_block", "rescaled"), [(DType.BF16, 12, 1), (DType.BF16, 45, 3), (DType.FP16, 5, 2)], ids=str
 )

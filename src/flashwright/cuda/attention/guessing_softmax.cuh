@@ -14,13 +14,16 @@
 // is multiplied by one.
 //
 // The sum is of exponentials before rounding, and divides a product of rounded ones. Where one key dominates a row, its
-// rounding would remain in O, but for a reference that makes it exactly one. So where a step adds more than twice a
-// thread's sum so far, nearly all of it in every other tile of eight keys, what rounding adds to its largest exponential
-// is added up too. The log-sum-exp is of the sum without.
+// rounding would remain in O, but for a reference that makes it exactly one. So where a step adds more than twice the
+// sum so far, nearly all of it in every other tile of eight keys, what rounding adds to its largest exponential is added
+// up too. The sum so far is a thread's part of the row's, or the largest part that one of its four threads had when a key
+// dominated in its first blocks. The log-sum-exp is of the sum without.
 //
 // The policy, a struct of constants:
 //   dtype             of the exponentials when they are an operand of the next product.
 //   spreads_chains    Exponentials are added two tiles after they were requested, where registers allow it.
+//   shares_dominance  The four threads of a row tell each other that a key dominates its first blocks, where registers
+//                     allow it.
 //   rows_may_be_empty With a mask, a row may have no score yet, or none at all.
 #pragma once
 #include "attention/rescaling.cuh"
@@ -52,6 +55,7 @@ template <class Policy> struct GuessingSoftmax {
     float reference[halves];     // in units of log2(e)·scale; minus infinity: no key so far
     float row_sum[halves] = {};  // of exponentials, before rounding: a thread's part
     float rounding[halves] = {}; // what rounding adds to it
+    float largest_part[halves] = {}; // of a row's sum, of its four threads, when a key dominated in its first blocks
     float O_factor[halves] = {1, 1}; // what O, when the product under way has been added, is to be multiplied by
     bool rescales_O = false;     // whether any of a warp's rows is
     float scale;                 // log2(e)·scale: what turns exp into exp2
@@ -62,29 +66,27 @@ template <class Policy> struct GuessingSoftmax {
 
     // Turns the scores of a row's first step into exponentials relative to their maximum, and adds them up.
     template <int column_tiles> DEVICE void first_step(float (&S)[1][column_tiles][4]) {
+        bool dominant[halves];
 #pragma unroll
         for (int half = 0; half < halves; ++half) {
             const float maximum = thread_maximum(S[0], half);
             reference[half] = quad_max(maximum) * scale;
-            const StepSum found = exponentiate(S[0], half);
-            row_sum[half] = found.sum;
-            rounding[half] = found.has_peak ? rounding_of(exponential(maximum, finite(reference[half]))) : 0;
+            dominant[half] = add_with_care(exponentiate(S[0], half), half, maximum);
         }
+        tell_rows(dominant);
     }
 
     // The same with care in further steps. Returns whether what has grown should be made small again.
     template <int column_tiles>
     DEVICE bool step_with_care(float (&S)[1][column_tiles][4], const bool (&in_first_blocks)[halves]) {
-        bool any_raised = false;
+        bool any_raised = false, dominant[halves];
 #pragma unroll
         for (int half = 0; half < halves; ++half) {
             const float maximum = thread_maximum(S[0], half);
             any_raised |= raise_reference(half, quad_max(maximum) * scale, in_first_blocks[half]);
-            const StepSum found = exponentiate(S[0], half);
-            const float largest = exponential(maximum, finite(reference[half]));
-            rounding[half] += dominates(found, half) ? rounding_of(largest) : 0;
-            row_sum[half] += found.sum;
+            dominant[half] = add_with_care(exponentiate(S[0], half), half, maximum) && in_first_blocks[half];
         }
+        tell_rows(dominant);
         rescales_O |= (bool)__any_sync(all_lanes, any_raised);
         return __any_sync(all_lanes, exceeds_most());
     }
@@ -159,7 +161,26 @@ template <class Policy> struct GuessingSoftmax {
     DEVICE float exponential(float score, float relative_to) const { return exp2_approx(score * scale - relative_to); }
     static DEVICE float rounding_of(float exponential) { return rounded<Policy::dtype>(exponential) - exponential; }
     DEVICE bool dominates(const StepSum &found, int half) const {
-        return found.has_peak && found.sum > 2 * row_sum[half];
+        const float so_far = Policy::shares_dominance ? fmaxf(row_sum[half], largest_part[half]) : row_sum[half];
+        return found.has_peak && found.sum > 2 * so_far;
+    }
+    // Of a thread's maximum and what its exponentials are. Returns whether the largest dominates.
+    DEVICE bool add_with_care(const StepSum &found, int half, float maximum) {
+        const bool dominant = dominates(found, half);
+        rounding[half] += dominant ? rounding_of(exponential(maximum, finite(reference[half]))) : 0;
+        row_sum[half] += found.sum;
+        return dominant;
+    }
+    // The other threads of a row in whose first blocks a key dominates learn of it: a key that the row attends to alone,
+    // such as its own, is near its end. Later ones are worth no exchange, as each thread of a row may have one anyway.
+    DEVICE void tell_rows(const bool (&dominant)[halves]) {
+        if (!Policy::shares_dominance || !__any_sync(all_lanes, dominant[0] || dominant[1]))
+            return;
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+            const float part = quad_max(row_sum[half]);
+            largest_part[half] = quad_any(dominant[half]) ? part : largest_part[half];
+        }
     }
     DEVICE bool exceeds_most() const { return row_sum[0] > most || row_sum[1] > most; }
     // Whether the row had a smaller reference.
@@ -189,6 +210,7 @@ template <class Policy> struct GuessingSoftmax {
     DEVICE void shrink(int half, float factor) {
         row_sum[half] *= factor;
         rounding[half] *= factor;
+        largest_part[half] *= factor;
         O_factor[half] *= factor;
     }
     // Of two chains: exponentials wait for it.

@@ -205,6 +205,9 @@ struct Warp {
     }
 };
 
+// A late dQ has no registers for more than one address.
+constexpr bool of_one_address = cfg::late_dQ;
+
 // dQ of one block of queries, added to its sums.
 DEVICE void add_queries_gradient(const Warp &warp, const RunningSteps<Work> &at_hand, int step) {
     const BackwardArguments &args = at_hand.args;
@@ -219,12 +222,12 @@ DEVICE void add_queries_gradient(const Warp &warp, const RunningSteps<Work> &at_
         if (threadIdx.x == 0)
             turn.wait();
         __syncthreads(); // nobody adds before it is this block's turn
-        Sums::add(sums, dQ);
+        Sums::add<of_one_address>(sums, dQ);
         __syncthreads(); // all have added
         if (threadIdx.x == 0)
             turn.pass();
     } else {
-        Sums::add(sums, dQ);
+        Sums::add<of_one_address>(sums, dQ);
     }
 }
 

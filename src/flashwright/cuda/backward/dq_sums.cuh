@@ -26,19 +26,25 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
     static DEVICE int first_column(int warp) { return column_part(warp) * column_tiles * mma_columns; }
     static DEVICE int column_part(int warp) { return warp / group_warps % column_parts; }
 
-    // Adds a thread's accumulators to the block whose sums begin at `block`.
+    // Adds a thread's accumulators to the block whose sums begin at `block`. Of one address, additions are issued without a
+    // pause and take the fewest registers; apart, the address of each is computed before it, which leaves the other warps
+    // of a scheduler room between them.
+    template <bool of_one_address = true>
     static DEVICE void add(float *block, const Accumulator &c, int thread = threadIdx.x) {
         float *const own = block + first_offset(thread);
+        const auto place = [&](int m, int n, int i) {
+            return of_one_address ? own + distance(m, n, i) : block + offset(thread, m, n, i);
+        };
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
                 if constexpr (in_vectors)
-                    reduce_add_global_16B(own + offset(m, n, 0), c[m][n]);
+                    reduce_add_global_16B(place(m, n, 0), c[m][n]);
                 else
 #pragma unroll
                     for (int i = 0; i < accumulator_values; ++i)
-                        reduce_add_global(own + offset(m, n, i), c[m][n][i]);
+                        reduce_add_global(place(m, n, i), c[m][n][i]);
     }
 
     // The same where nothing has been added yet: what lies there is not read.
@@ -49,7 +55,7 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
-                store_global_16B(own + offset(m, n, 0), as_vector(c[m][n]));
+                store_global_16B(own + distance(m, n, 0), as_vector(c[m][n]));
     }
     // The other way: adds the sums to a thread's accumulators.
     static DEVICE void collect(Accumulator &c, const float *block, int thread) {
@@ -60,7 +66,7 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
             Vector16B sums[column_tiles];
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
-                sums[n] = load_global_16B(own + offset(m, n, 0));
+                sums[n] = load_global_16B(own + distance(m, n, 0));
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
@@ -76,7 +82,7 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
         for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
             for (int n = 0; n < column_tiles; ++n)
-                store_shared_16B(own + offset(m, n, 0) * sizeof(float), as_vector(c[m][n]));
+                store_shared_16B(own + distance(m, n, 0) * sizeof(float), as_vector(c[m][n]));
     }
     static DEVICE Vector16B as_vector(const float (&values)[accumulator_values]) {
         Vector16B v;
@@ -86,16 +92,15 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
         return v;
     }
 
-    // Where a thread's first accumulator lies, and how far from it the others: a constant, so that one address serves all.
-    static constexpr int group_threads = group_warps * warp_threads, group_tiles = row_tiles * column_tiles;
-    static constexpr DEVICE int first_offset(int thread) {
-        const int group = thread / group_threads;
-        return in_vectors ? (group * group_tiles * group_threads + thread % group_threads) * accumulator_values : thread;
+    // Where an accumulator of a thread lies: its first one's place, and a constant distance from it.
+    static constexpr DEVICE int offset(int thread, int m, int n, int i) {
+        constexpr int group_threads = group_warps * warp_threads, group_tiles = row_tiles * column_tiles;
+        const int tile = m * column_tiles + n, group = thread / group_threads;
+        return in_vectors ? ((group * group_tiles + tile) * group_threads + thread % group_threads) * accumulator_values + i
+                          : (tile * accumulator_values + i) * threads + thread;
     }
-    static constexpr DEVICE int offset(int m, int n, int i) {
-        const int tile = m * column_tiles + n;
-        return in_vectors ? tile * group_threads * accumulator_values + i : (tile * accumulator_values + i) * threads;
-    }
+    static constexpr DEVICE int first_offset(int thread) { return offset(thread, 0, 0, 0); }
+    static constexpr DEVICE int distance(int m, int n, int i) { return offset(0, m, n, i); }
 
     // 8 columns of two rows, `fragment` apart, whose accumulators the four lanes of a quad hold together. Neighbouring
     // pieces have neighbouring columns of a row.
@@ -113,7 +118,7 @@ template <int rows, int columns, int threads, int group_warps, int column_parts>
         // Its four stretches of 16 bytes. In vectors: all that lane j holds; otherwise value j of all lanes.
         DEVICE int stretch(int j) const {
             const int first_thread = warp * warp_threads + quad * 4;
-            return first_offset(in_vectors ? first_thread + j : first_thread) + offset(m, n, in_vectors ? 0 : j);
+            return in_vectors ? offset(first_thread + j, m, n, 0) : offset(first_thread, m, n, j);
         }
     };
     struct TwoRows {

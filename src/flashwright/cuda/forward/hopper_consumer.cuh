@@ -12,7 +12,7 @@
 struct SoftmaxPolicy {
     static constexpr DType dtype = cfg::dtype;
     static constexpr bool optimized = true, mma_row_sum = false, lazy_rescale = cfg::lazy_rescale;
-    static constexpr bool spreads_chains = shape::spreads_chains;
+    static constexpr bool spreads_chains = shape::spreads_chains, shares_dominance = shape::shares_dominance;
     static constexpr bool rows_may_be_empty = variant::masks_left || variant::masks_right || variant::variable_lengths;
 };
 template <bool guesses> struct SoftmaxOf {

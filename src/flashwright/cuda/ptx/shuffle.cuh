@@ -12,7 +12,8 @@ DEVICE float quad_sum(float x) {
     return x + __shfl_xor_sync(all_lanes, x, 2);
 }
 
-DEVICE bool quad_any(bool x) { return quad_max(x ? 1 : 0) > 0; }
+// A vote has a bit for each lane of the warp, of which those of the caller's four lanes count.
+DEVICE bool quad_any(bool x) { return __ballot_sync(all_lanes, x) >> (threadIdx.x & 28) & 15; }
 
 // A value that is equal in all lanes, in a form that shows the compiler so: it keeps such values in registers that the
 // lanes of a warp share.

@@ -62,7 +62,7 @@ def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int, first_leads
     last_key = np.where(attends.any(axis=1), keys - 1 - attends[:, ::-1].argmax(axis=1), -1)
     blocks_with_care = shapes.blocks_with_care(block_keys, first_leads=first_leads)
     from_the_last = range((keys - 1) // block_keys, -1, -1)
-    reference, sums = np.full(rows, -np.inf), np.zeros((rows, LANES))
+    reference, sums, largest_part = np.full(rows, -np.inf), np.zeros((rows, LANES)), np.zeros(rows)
     found, overflowed = Guesses(), False
     for block in (0, *from_the_last[:-1]) if first_leads else from_the_last:
         part = scores[:, block * block_keys : (block + 1) * block_keys]
@@ -82,18 +82,20 @@ def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int, first_leads
                 exponentials.max(axis=1) >= OVERFLOWING[dtype]
             )
             raised = np.where(raises, part.max(axis=1), reference)
-            sums *= _power(reference - raised)[:, None]
+            shrinks = _power(reference - raised)
+            sums, largest_part = sums * shrinks[:, None], largest_part * shrinks
             reference = raised
         exponentials = _exponentials(part, reference)
         step_sums = _lane_sums(exponentials)
-        corrects = (step_sums > 2 * sums) & _has_peak(exponentials)
+        corrects = (step_sums > 2 * np.maximum(sums, largest_part[:, None])) & _has_peak(exponentials)
         found.corrected += guessed and not overflowed and bool(corrects.any())
         sums += step_sums
         largest = sums.max(axis=1)
+        largest_part = np.where(in_first_blocks & corrects.any(axis=1), largest, largest_part)
         lifts = largest > MOST[dtype]
         found.lifted += guessed and bool(lifts.any())
         by = np.where(lifts, np.floor(np.log2(np.maximum(largest, 1))) + HEADROOM[dtype], 0)
-        sums, reference = sums * _power(-by)[:, None], reference + by
+        sums, largest_part, reference = sums * _power(-by)[:, None], largest_part * _power(-by), reference + by
     return found
 
 

@@ -19,22 +19,25 @@ def hopper_backward_default(occasion: Occasion) -> HopperBackwardKernelConfig:
         occasion.d_head,
         ordered=in_order,
         finishes_dQ=in_order or occasion.d_head == 256,
-        persistent=True,
-        **_KNOBS[occasion.d_head](occasion, in_order),
+        **{"persistent": True} | _KNOBS[occasion.d_head](occasion, in_order),
     )
 
 
 def _of_64_columns(occasion: Occasion, in_order: bool) -> dict[str, Any]:
-    """The copy engine adds to dQ soon enough where nobody waits for a turn."""
-    return {"B_r": 128, "B_c": 128, "bulk_dQ": not in_order, "keys_ahead": True}
+    """A causal mask leaves long sequences blocks of keys with very many steps: there a third stage of Q gains more than
+    copies of the next keys do."""
+    blocks = {"B_r": 128, "B_c": 128}
+    if not in_order and occasion.causal and occasion.kv_bucket == LONGEST:
+        return blocks | {"Q_stages": 3, "persistent": False}
+    return blocks | {"keys_ahead": True}
 
 
 def _of_128_columns(occasion: Occasion, in_order: bool) -> dict[str, Any]:
-    """Without a mask and an order, two steps of Q and dO ahead are enough, and leave room for the next keys."""
-    blocks = {"B_r": 64, "B_c": 128}
+    """Copies run two steps ahead: of Q and dO where turns or a mask make steps uneven, of Q elsewhere."""
+    blocks = {"B_r": 64, "B_c": 128, "Q_stages": 3}
     if in_order or occasion.causal:
-        return blocks | {"Q_stages": 3, "dO_stages": 3, "skips_masked": occasion.causal}
-    return blocks | {"keys_ahead": True}
+        return blocks | {"dO_stages": 3, "skips_masked": occasion.causal}
+    return blocks
 
 
 def _of_256_columns(occasion: Occasion, in_order: bool) -> dict[str, Any]:

@@ -149,3 +149,9 @@ class HopperTileShapes:
         """Whether the softmax interleaves independent chains of instructions, which takes registers. The scores need
         all of the 160 that three consumer warpgroups leave a thread."""
         return self.config.n_consumers < MAX_CONSUMERS
+
+    @property
+    def shares_dominance(self) -> bool:
+        """Whether the threads of a row tell each other that a key dominates it, which takes two registers. With more
+        columns O leaves none, and the softmax is a smaller part of a step."""
+        return self.config.d_head <= 128

@@ -35,6 +35,7 @@ def hopper_kernel_source(config: HopperForwardKernelConfig, variant: AttentionVa
                 "half_block",
                 "halves_first_block",
                 "spreads_chains",
+                "shares_dominance",
                 "Q_stages",
                 "Q_bytes",
                 "KV_bytes",
