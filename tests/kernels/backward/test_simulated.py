@@ -201,6 +201,16 @@ PERSISTENT = {
         (1, 1, 1, 65, 600),
         Window(left=500),
     ),
+    "three stages of 128 queries": (
+        "hopper backward (BF16, 64, 128, 128, 2): stages_3_2+register_P",
+        (1, 1, 1, 400, 150),
+        CAUSAL,
+    ),
+    "three stages of Q and two of dO, tile after tile": (
+        "hopper backward (BF16, 128, 64, 128, 2): stages_3_2+register_P+persistent",
+        (1, 2, 1, 250, 260),
+        Window(),
+    ),
     "first steps left out": (
         "hopper backward (BF16, 128, 64, 128, 2): stages_3_3+register_P+persistent+skips_masked",
         (1, 2, 1, 130, 260),

@@ -11,7 +11,7 @@ from flashwright.problem.dtypes import DType
 
 _TWO_WARPGROUPS = ("two consumer warpgroups: 128 keys a thread block", {"B_c": 128, "n_consumers": 2})
 _P_IN_REGISTERS = ("P and dS are operands in registers: only dQ reads dS in shared memory", {"P_in_registers": True})
-_FURTHER_AHEAD = ("three stages of Q and of dO: two steps ahead", {"Q_stages": 3, "dO_stages": 3})
+_FURTHER_AHEAD = ("three stages of Q: two steps ahead", {"Q_stages": 3})
 _PERSISTENT = (
     "a thread block for each multiprocessor owns blocks of keys, one after the other",
     {"persistent": True},
@@ -25,7 +25,6 @@ _CLIMBS: dict[int, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
             _P_IN_REGISTERS,
             _PERSISTENT,
             ("two blocks of K and V: the next ones are copied during the steps of these", {"keys_ahead": True}),
-            ("dQ goes through shared memory, from where the copy engine adds it", {"bulk_dQ": True}),
         ],
     ),
     128: (

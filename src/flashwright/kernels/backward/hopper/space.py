@@ -75,7 +75,7 @@ def is_promising(config: HopperBackwardKernelConfig) -> bool:
     """Whether a config keeps P in registers where every warpgroup has keys of its own, and copies a step or two ahead.
     A pair of thread blocks has no room for a second stage of dO."""
     alone = HopperBackwardShapes(config).parts == 1
-    stages = ((2, 2), (3, 3)) if alone else ((2, 1 if config.paired else 2),)
+    stages = ((2, 2), (3, 2), (3, 3)) if alone else ((2, 1 if config.paired else 2),)
     return (config.Q_stages, config.dO_stages) in stages and config.P_in_registers == alone
 
 
