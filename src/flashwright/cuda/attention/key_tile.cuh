@@ -110,18 +110,28 @@ template <class Work> struct QuerySteps {
 template <class Work> struct RunningSteps {
     const BackwardArguments &args;
     const Work &work;
-    int index = 0, begin = 0; // of the head at hand, and its first step
+    int step = 0, index = 0, block = 0; // the block is one of the head at hand
 
-    DEVICE void advance_to(int step) {
-        if (variant::grouped_heads && step - begin == work.queries.count) {
-            ++index;
-            begin = step;
-        }
+    DEVICE RunningSteps(const BackwardArguments &args, const Work &work) : args(args), work(work) {}
+
+    DEVICE QueryStep at_hand() const { return of(index, block); }
+    DEVICE QueryStep before() const {
+        const bool of_another_head = variant::grouped_heads && block == 0;
+        return of(index - of_another_head, (of_another_head ? work.queries.count : block) - 1);
     }
-    // The step that it was advanced to, or the one before.
-    DEVICE QueryStep at(int step) const {
-        const bool before = variant::grouped_heads && step < begin;
-        const int block = step - begin + (before ? work.queries.count : 0);
-        return {work.q_head(args, index - before), block, work.queries.first_query(block)};
+    // Returns whether another head is at hand now.
+    DEVICE bool advance() {
+        ++step;
+        ++block;
+        if (!variant::grouped_heads || block < work.queries.count)
+            return false;
+        block = 0;
+        ++index;
+        return true;
+    }
+
+  private:
+    DEVICE QueryStep of(int index, int block) const {
+        return {work.q_head(args, index), block, work.queries.first_query(block)};
     }
 };

@@ -64,24 +64,22 @@ struct NextQueries {
     const Work &work;
     SharedMemory shared;
     RunningSteps<Work> steps;
-    int step = 0;
     const char *Q, *dO;       // this thread's first vectors
     const float *lse, *dot;   // the block's first row
 
     DEVICE NextQueries(const BackwardArguments &args, const Work &work, SharedMemory shared)
-        : args(args), work(work), shared(shared), steps{args, work} {
+        : args(args), work(work), shared(shared), steps(args, work) {
         find();
     }
 
     DEVICE void start_Q_copy() const {
         start_terms_copy();
-        start_copy(shared.Q(step), Q, args.forward.Q); // @operand Q
+        start_copy(shared.Q(steps.step), Q, args.forward.Q); // @operand Q
     }
-    DEVICE void start_dO_copy() const { start_copy(shared.dO(step), dO, args.dO); } // @operand dO
+    DEVICE void start_dO_copy() const { start_copy(shared.dO(steps.step), dO, args.dO); } // @operand dO
 
     DEVICE void advance() {
-        steps.advance_to(++step);
-        if (variant::grouped_heads && step == steps.begin) {
+        if (steps.advance()) {
             find();
         } else {
             Q += cfg::B_r * row_stride_bytes<0>(args.forward.Q);
@@ -92,10 +90,8 @@ struct NextQueries {
     }
 
   private:
-    DEVICE QueryStep at() const { return steps.at(step); }
-
     DEVICE void find() {
-        const QueryStep at = this->at();
+        const QueryStep at = steps.at_hand();
         Q = first_vector(args.forward.Q, at);
         dO = first_vector(args.dO, at);
         const int64 row = padded_row<cfg::B_r>(args, work.sequence, at.head, work.tile.batch) + at.first_row;
@@ -109,11 +105,11 @@ struct NextQueries {
     }
     DEVICE void start_copy(uint32 target, const char *first, const TensorView &tensor) const {
         Copies::start_from<cfg::B_r>(target, first, row_stride_bytes<0>(tensor),
-                                     work.sequence.q_length - at().first_row, threadIdx.x);
+                                     work.sequence.q_length - steps.at_hand().first_row, threadIdx.x);
     }
     // Part of the group that the next copy closes.
     DEVICE void start_terms_copy() const {
-        const uint32 target = shared.terms(step).shared;
+        const uint32 target = shared.terms(steps.step).shared;
 #pragma unroll
         for (int first = 0; first < 2 * term_vectors; first += shape::threads) {
             const int place = first + threadIdx.x, i = place % term_vectors;
@@ -208,11 +204,9 @@ struct Warp {
 // A late dQ has no registers for more than one address.
 constexpr bool of_one_address = cfg::late_dQ;
 
-// dQ of one block of queries, added to its sums.
-DEVICE void add_queries_gradient(const Warp &warp, const RunningSteps<Work> &at_hand, int step) {
-    const BackwardArguments &args = at_hand.args;
-    const Work &work = at_hand.work;
-    const QueryStep at = at_hand.at(step);
+// dQ of the block of queries that a step is at, added to its sums.
+DEVICE void add_queries_gradient(const Warp &warp, const BackwardArguments &args, const Work &work, const QueryStep &at,
+                                 int step) {
     Sums::Accumulator dQ = {};
     warp.queries_gradient(dQ, step); // @product dQ
     float *sums =
@@ -232,11 +226,12 @@ DEVICE void add_queries_gradient(const Warp &warp, const RunningSteps<Work> &at_
 }
 
 // One block of queries.
-DEVICE void query_step(Warp &warp, const RunningSteps<Work> &at_hand, NextQueries &next, int step, int steps) {
+DEVICE void query_step(Warp &warp, const RunningSteps<Work> &running, NextQueries &next, int steps) {
     const BackwardArguments &args = next.args;
     const Work &work = next.work;
     const SharedMemory &shared = warp.shared;
-    const QueryStep at = at_hand.at(step);
+    const QueryStep at = running.at_hand();
+    const int step = running.step;
     const bool last = step + 1 == steps;
     Copies::wait<0>(); // @operand Q
     // After this barrier every thread's part of Q and dO (and of K and V) is visible to all warps, as is dS of the previous
@@ -247,11 +242,16 @@ DEVICE void query_step(Warp &warp, const RunningSteps<Work> &at_hand, NextQuerie
         next.start_Q_copy();
     if (cfg::dO_stages == 2 && !last)
         next.start_dO_copy();
+    // Grouped heads branch where they advance, and a branch among products keeps the assembler from moving the loads of
+    // some in between those of others. Here are branches anyway.
+    constexpr bool advances_here = variant::grouped_heads && cfg::Q_stages == 2 && cfg::dO_stages == 2;
+    if constexpr (advances_here)
+        next.advance();
 
     // Of the warps that share a scheduler, one multiplies for dQ while the other exponentiates. In order, all add at once.
     const bool dQ_first = cfg::n_warps > schedulers && !cfg::ordered && warp.warp / schedulers % 2;
     if (cfg::late_dQ && dQ_first && step > 0)
-        add_queries_gradient(warp, at_hand, step - 1);
+        add_queries_gradient(warp, args, work, running.before(), step - 1);
 
     const float scale_log2 = args.forward.softmax_scale * log2_e;
     const bool plain = at.block >= work.queries.plain_begin && at.block < work.queries.plain_end;
@@ -279,7 +279,7 @@ DEVICE void query_step(Warp &warp, const RunningSteps<Work> &at_hand, NextQuerie
         warp.own_gradient(warp.dK, dS, shared.Q(step), slice); // @product dK
     }
     if (cfg::late_dQ && !dQ_first && step > 0)
-        add_queries_gradient(warp, at_hand, step - 1);
+        add_queries_gradient(warp, args, work, running.before(), step - 1);
 
     // After this barrier dS, and P if it is there, is visible to all warps. With one part, every warp has finished with
     // Q and dO: a late dQ needs the barrier for nothing else.
@@ -295,10 +295,11 @@ DEVICE void query_step(Warp &warp, const RunningSteps<Work> &at_hand, NextQuerie
         next.start_Q_copy();
     if (cfg::dO_stages == 1 && !last)
         next.start_dO_copy();
-    next.advance();
+    if constexpr (!advances_here)
+        next.advance();
 
     if constexpr (!cfg::late_dQ)
-        add_queries_gradient(warp, at_hand, step);
+        add_queries_gradient(warp, args, work, at, step);
 }
 
 DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemory shared) {
@@ -317,15 +318,13 @@ DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemor
         next.start_Q_copy();
         next.start_dO_copy();
         next.advance();
-        RunningSteps<Work> at_hand{args, work};
+        RunningSteps<Work> running(args, work);
 #pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-            at_hand.advance_to(step);
-            query_step(warp, at_hand, next, step, steps);
-        }
+        for (; running.step < steps; running.advance())
+            query_step(warp, running, next, steps);
         if constexpr (cfg::late_dQ) {
             __syncthreads(); // dS of the last block is visible to all warps
-            add_queries_gradient(warp, at_hand, steps - 1);
+            add_queries_gradient(warp, args, work, running.before(), steps - 1);
         }
     }
 #pragma unroll
