@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from flashwright.kernels.forward.hopper.config import WARPGROUP_ROWS
+from flashwright.kernels.forward.hopper.shapes import shares_dominance
 from flashwright.problem.dtypes import DType
 from flashwright.workbench.bench.guesses import Guesses, Rescales, guesses, rescales
 from flashwright.workbench.bench.scores import KINDS, score_inputs
@@ -40,7 +41,8 @@ def followed(
         if causal:
             position = np.arange(first, first + WARPGROUP_ROWS)
             scores[np.arange(keys)[None] > position[:, None]] = -np.inf
-        found.add(guesses(scores, DType.BF16, block_keys, first_leads=first_leads))
+        shares = shares_dominance(d_head)
+        found.add(guesses(scores, DType.BF16, block_keys, first_leads=first_leads, shares_dominance=shares))
         rescaled.add(rescales(scores, DType.BF16, AMPERE_BLOCK_KEYS, AMPERE_WARP_ROWS))
     return found, rescaled
 

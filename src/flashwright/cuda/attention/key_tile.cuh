@@ -110,27 +110,28 @@ template <class Work> struct QuerySteps {
 template <class Work> struct RunningSteps {
     const BackwardArguments &args;
     const Work &work;
-    int step = 0, index = 0, block = 0; // the block is one of the head at hand
+    int step = 0;
+    int index = 0, block_of_head = 0; // of grouped heads: which is at hand, and its block
 
     DEVICE RunningSteps(const BackwardArguments &args, const Work &work) : args(args), work(work) {}
 
-    DEVICE QueryStep at_hand() const { return of(index, block); }
+    DEVICE QueryStep at_hand() const { return of(index, block()); }
     DEVICE QueryStep before() const {
-        const bool of_another_head = variant::grouped_heads && block == 0;
-        return of(index - of_another_head, (of_another_head ? work.queries.count : block) - 1);
+        const bool of_another_head = variant::grouped_heads && block() == 0;
+        return of(index - of_another_head, (of_another_head ? work.queries.count : block()) - 1);
     }
     // Returns whether another head is at hand now.
     DEVICE bool advance() {
         ++step;
-        ++block;
-        if (!variant::grouped_heads || block < work.queries.count)
+        if (!variant::grouped_heads || ++block_of_head < work.queries.count)
             return false;
-        block = 0;
+        block_of_head = 0;
         ++index;
         return true;
     }
 
   private:
+    DEVICE int block() const { return variant::grouped_heads ? block_of_head : step; }
     DEVICE QueryStep of(int index, int block) const {
         return {work.q_head(args, index), block, work.queries.first_query(block)};
     }

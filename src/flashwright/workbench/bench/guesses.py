@@ -48,15 +48,21 @@ class Guesses:
         self.with_care += other.with_care
 
 
-def guesses(scores: np.ndarray, dtype: DType, block_keys: int, *, first_leads: bool) -> Guesses:
-    """Of (rows, keys) scores in units of the exponent of 2, minus infinity where a row does not attend."""
+def guesses(
+    scores: np.ndarray, dtype: DType, block_keys: int, *, first_leads: bool, shares_dominance: bool = False
+) -> Guesses:
+    """Of (rows, keys) scores in units of the exponent of 2, minus infinity where a row does not attend; and of threads
+    that tell each other, or do not, that a key dominates their row."""
     found = Guesses()
     for first in range(0, len(scores), WARPGROUP_ROWS):
-        found.add(_of_warpgroup(scores[first : first + WARPGROUP_ROWS], dtype, block_keys, first_leads))
+        rows = scores[first : first + WARPGROUP_ROWS]
+        found.add(_of_warpgroup(rows, dtype, block_keys, first_leads, shares_dominance))
     return found
 
 
-def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int, first_leads: bool) -> Guesses:
+def _of_warpgroup(
+    scores: np.ndarray, dtype: DType, block_keys: int, first_leads: bool, shares_dominance: bool
+) -> Guesses:
     rows, keys = scores.shape
     attends = np.isfinite(scores)
     last_key = np.where(attends.any(axis=1), keys - 1 - attends[:, ::-1].argmax(axis=1), -1)
@@ -91,7 +97,8 @@ def _of_warpgroup(scores: np.ndarray, dtype: DType, block_keys: int, first_leads
         found.corrected += guessed and not overflowed and bool(corrects.any())
         sums += step_sums
         largest = sums.max(axis=1)
-        largest_part = np.where(in_first_blocks & corrects.any(axis=1), largest, largest_part)
+        learns = shares_dominance & in_first_blocks & corrects.any(axis=1)
+        largest_part = np.where(learns, largest, largest_part)
         lifts = largest > MOST[dtype]
         found.lifted += guessed and bool(lifts.any())
         by = np.where(lifts, np.floor(np.log2(np.maximum(largest, 1))) + HEADROOM[dtype], 0)

@@ -27,6 +27,12 @@ def blocks_with_care(block_keys: int, *, first_leads: bool) -> int:
     return max(1, blocks - 1) if first_leads else blocks
 
 
+def shares_dominance(d_head: int) -> bool:
+    """Whether the threads of a row tell each other that a key dominates it, which takes two registers. With more
+    columns O leaves fewer, and the softmax is a smaller part of a step."""
+    return d_head <= 64
+
+
 class HopperTileShapes:
     """Static shapes of a config; raises `ValueError` for one that no multiprocessor can hold."""
 
@@ -152,6 +158,4 @@ class HopperTileShapes:
 
     @property
     def shares_dominance(self) -> bool:
-        """Whether the threads of a row tell each other that a key dominates it, which takes two registers. With more
-        columns O leaves none, and the softmax is a smaller part of a step."""
-        return self.config.d_head <= 128
+        return shares_dominance(self.config.d_head)
