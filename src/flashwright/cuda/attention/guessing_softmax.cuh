@@ -22,8 +22,7 @@
 // The policy, a struct of constants:
 //   dtype             of the exponentials when they are an operand of the next product.
 //   spreads_chains    Exponentials are added two tiles after they were requested, where registers allow it.
-//   shares_dominance  The four threads of a row tell each other that a key dominates its first blocks, where registers
-//                     allow it.
+//   shares_dominance  The four threads of a row tell each other that a key dominates its first blocks.
 //   rows_may_be_empty With a mask, a row may have no score yet, or none at all.
 #pragma once
 #include "attention/rescaling.cuh"
