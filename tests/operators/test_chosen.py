@@ -148,14 +148,16 @@ def test_a_row_invariant_call_uses_one_config_for_all_lengths():
 def test_of_few_columns_a_row_invariant_causal_call_uses_the_config_for_short_sequences():
     """That for long ones is slow at few rows: of a short causal sequence, steps in the first blocks are nearly all."""
 
-    def narrow(rows: int, **options) -> fw.KernelConfig:
-        q = np.empty((1, 4, rows, 64), bfloat16)
+    def narrow(rows: int, dtype=bfloat16, **options) -> fw.KernelConfig:
+        q = np.empty((1, 4, rows, 64), dtype)
         return fw.choice(q, q, gpu="h200", **options).config
 
     for rows in (100, 512, 2048, 16384):
         assert narrow(rows, causal=True, row_invariant=True) == narrow(512, causal=True)
         assert narrow(rows, row_invariant=True) == narrow(8192)
     assert narrow(512, causal=True) != narrow(8192, causal=True)
+    for others in ({"dtype": np.float16}, {"family": "ampere"}):
+        assert narrow(512, causal=True, row_invariant=True, **others) == narrow(8192, causal=True, **others)
 
 
 # --- For which GPU -----------------------------------------------------------------------------------------------

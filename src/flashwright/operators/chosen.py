@@ -140,10 +140,12 @@ def kernel_choice(
 ) -> KernelChoice:
     """What a call computes on a GPU with; by the same steps as the call itself."""
     lengths = lengths_to_choose_for(
+        problem.dtype,
         problem.head_dim,
         problem.options.window,
         problem.q_length,
         problem.kv_length,
+        family=family,
         row_invariant=problem.row_invariant,
     )
     is_decoded = config is None and family is None and problem.is_decoded

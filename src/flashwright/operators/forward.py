@@ -29,18 +29,26 @@ if TYPE_CHECKING:
 
 
 INVARIANT_LENGTH, INVARIANT_LENGTH_OF_NARROW_CAUSAL = 8192, 512
-"""Rows and keys: whatever a problem's own, a row-invariant call uses the config for these. With 64 columns and a causal
-mask, on an H200, the config for 8,192 rows has 0.86 × the speed of the one for 512 at 512 rows. The one for 512 has at
-least 0.96 × that of the others at their lengths."""
+"""Rows and keys: whatever a problem's own, a row-invariant call uses the config for these. In bf16, 64 columns and a
+causal mask, on an H200, the Hopper family's config for 8,192 rows has 0.86 × the speed of the one for 512 at 512 rows.
+The one for 512 has at least 0.96 × that of the others at their lengths on normal scores, and 0.92 × on other kinds."""
 NARROW = 64
 
 
 def lengths_to_choose_for(
-    head_dim: int, window: Window, q_length: int, kv_length: int, *, row_invariant: bool
+    dtype: DType,
+    head_dim: int,
+    window: Window,
+    q_length: int,
+    kv_length: int,
+    *,
+    family: str | None,
+    row_invariant: bool,
 ) -> tuple[int, int]:
     if not row_invariant:
         return q_length, kv_length
-    is_narrow_causal = head_dim <= NARROW and window.right is not None
+    is_measured = dtype == DType.BF16 and family in (None, "hopper")
+    is_narrow_causal = is_measured and head_dim <= NARROW and window.right is not None
     length = INVARIANT_LENGTH_OF_NARROW_CAUSAL if is_narrow_causal else INVARIANT_LENGTH
     return length, length
 
@@ -60,7 +68,9 @@ def call_kind(
     the caller names no kernel, and a row's bits may depend on the chunk it is in, few rows on many keys are decoded."""
 
     def choose(head_dim: int, q_length: int, kv_length: int) -> KernelConfig:
-        lengths = lengths_to_choose_for(head_dim, options.window, q_length, kv_length, row_invariant=row_invariant)
+        lengths = lengths_to_choose_for(
+            dtype, head_dim, options.window, q_length, kv_length, family=family, row_invariant=row_invariant
+        )
         return chosen_config(
             dtype, head_dim, options.window, *lengths, gpu=gpu_model(device_index), config=config, family=family
         )
@@ -77,8 +87,11 @@ def config_chosen_for(
 ) -> KernelConfig:
     """The config that a call on these tensors uses."""
     gpu = gpu_model(q.device.index) if not isinstance(q, np.ndarray) and q.is_cuda else None
-    lengths = lengths_to_choose_for(q.shape[3], options.window, q.shape[2], k.shape[2], row_invariant=row_invariant)
-    return chosen_config(DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=gpu, family=family)
+    dtype, head_dim, window = DType.parse(str(q.dtype)), q.shape[3], options.window
+    lengths = lengths_to_choose_for(
+        dtype, head_dim, window, q.shape[2], k.shape[2], family=family, row_invariant=row_invariant
+    )
+    return chosen_config(dtype, head_dim, window, *lengths, gpu=gpu, family=family)
 
 
 def run_on_gpu(
@@ -124,10 +137,11 @@ def run_on_simulator(
     """The kernel on the simulated GPU, of checked CPU tensors or arrays of any layout; `sums` as on a real one."""
     if is_empty(q.shape, k.shape):
         return sums or nothing_attended(q, with_lse)
-    lengths = lengths_to_choose_for(q.shape[3], options.window, q.shape[2], k.shape[2], row_invariant=row_invariant)
-    chosen = chosen_config(
-        DType.parse(str(q.dtype)), q.shape[3], options.window, *lengths, gpu=None, config=config, family=family
+    dtype, head_dim, window = DType.parse(str(q.dtype)), q.shape[3], options.window
+    lengths = lengths_to_choose_for(
+        dtype, head_dim, window, q.shape[2], k.shape[2], family=family, row_invariant=row_invariant
     )
+    chosen = chosen_config(dtype, head_dim, window, *lengths, gpu=None, config=config, family=family)
     arrays = (_with_vector_rows(x) for x in (q, k, v))
     result = run_forward(
         chosen, *arrays, scale=options.scale, window=options.window, softcap=options.softcap, return_lse=with_lse,

@@ -242,11 +242,6 @@ DEVICE void query_step(Warp &warp, const RunningSteps<Work> &running, NextQuerie
         next.start_Q_copy();
     if (cfg::dO_stages == 2 && !last)
         next.start_dO_copy();
-    // Grouped heads branch where they advance, and a branch among products keeps the assembler from moving the loads of
-    // some in between those of others. Here are branches anyway.
-    constexpr bool advances_here = variant::grouped_heads && cfg::Q_stages == 2 && cfg::dO_stages == 2;
-    if constexpr (advances_here)
-        next.advance();
 
     // Of the warps that share a scheduler, one multiplies for dQ while the other exponentiates. In order, all add at once.
     const bool dQ_first = cfg::n_warps > schedulers && !cfg::ordered && warp.warp / schedulers % 2;
@@ -295,8 +290,7 @@ DEVICE void query_step(Warp &warp, const RunningSteps<Work> &running, NextQuerie
         next.start_Q_copy();
     if (cfg::dO_stages == 1 && !last)
         next.start_dO_copy();
-    if constexpr (!advances_here)
-        next.advance();
+    next.advance();
 
     if constexpr (!cfg::late_dQ)
         add_queries_gradient(warp, args, work, at, step);
