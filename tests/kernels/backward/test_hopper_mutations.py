@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from samples import every_other, sampled
@@ -191,10 +193,7 @@ def in_skip(mutation: Mutation, run=run_skipping) -> Mutation:
     return replace(mutation, by_way_of="skip(step);", run=run)
 
 
-FOR_ALL, HAVE_READ = (
-    "__syncwarp(); // the first lane speaks for all",
-    "__syncwarp(); // the first lane releases what all",
-)
+FOR_ALL = "__syncwarp(); // the first lane speaks for all"
 WEIGHTS_ARE_WRITTEN = "shared.weights(step).wait_until_full("
 WEIGHTS_ARE_READ = "shared.weights(step).wait_until_empty("
 TILE_IS_ANNOUNCED = "slot.wait_until_full(TilePlace::after(index).lap);"
@@ -222,8 +221,8 @@ MUTATIONS = {
     "dO is read before it has arrived": no_wait("dO.wait_until_full(place.lap);", "async-copy"),
     "Q is overwritten while it is read": no_wait("slot.wait_until_empty(Q_place.lap);", *OVERWRITTEN),
     "dO is overwritten while it is read": no_wait("slot.wait_until_empty(dO_place.lap);", *OVERWRITTEN),
-    "Q is never released": no_release("Q(step).release();"),
-    "dO is never released": no_release("dO(step).release();"),
+    "Q is never released": no_release("Q(step).release_by_lane();"),
+    "dO is never released": no_release("dO(step).release_by_lane();"),
     "S is used before it is there": no_wgmma_wait("wgmma_wait_group<dQ_between ? 2 : 1>();"),
     "dP is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "differentiate_scores<"),
     "dK is used before it is there": no_wgmma_wait("wgmma_wait_group<0>();", "this->step<false>(step);"),
@@ -362,12 +361,10 @@ MUTATIONS = {
     "nobody says that a turn has been passed on": ordered(
         no_release("mbarrier_arrive(shared.passed_turn(turns).empty);")
     ),
-    "consumers do not say that they have added": ordered(no_release("shared.turn(step).release();")),
+    "consumers do not say that they have added": ordered(no_release("shared.turn(step).release_by_lane();")),
     "a turn is never passed on": ordered(Mutation("turn.pass<cfg::ordered>();", r"st\.release", {"deadlock"})),
     "one lane says that all have written dS": alone(FOR_ALL, "race", by_way_of="hand_over_weights("),
     "one lane says that all have written dQ": alone(FOR_ALL, "race", by_way_of="add_dQ(", run=run_bulk),
-    "one lane says that all have added in their turn": alone(FOR_ALL, *UNORDERED, by_way_of="add_dQ(", run=run_ordered),
-    "one lane says that all have read a tile": alone(HAVE_READ, "race", run=run_keys_ahead),
     "additions of the copy engine are no group": Mutation(
         "bulk_commit_group();", r"cp\.async\.bulk\.commit_group", set(OVERWRITTEN), run=run_bulk
     ),
@@ -388,8 +385,8 @@ MUTATIONS = {
     "who skips a step does not say that dS is written": in_skip(
         no_release("mbarrier_arrive(shared.weights(step).full);")
     ),
-    "who skips a step does not release dO": in_skip(no_release("dO(step).release();")),
-    "who skips a step does not release Q": in_skip(no_release("Q(step).release();")),
+    "who skips a step does not release dO": in_skip(no_release("dO(step).release_by_lane();")),
+    "who skips a step does not release Q": in_skip(no_release("Q(step).release_by_lane();")),
 }
 
 
@@ -400,11 +397,17 @@ def test_a_broken_synchronisation_is_named(mutation, monkeypatch):
 
 # --- Broken source -----------------------------------------------------------------------------------------------
 
-KERNEL, CONSUMER = "backward/hopper.cuh", "backward/hopper_consumer.cuh"
+KERNEL, CONSUMER, RING = "backward/hopper.cuh", "backward/hopper_consumer.cuh", "pipeline/ring.cuh"
 SHARED, SUMS = "backward/hopper_shared.cuh", "backward/dq_sums.cuh"
 HANDED_ON = {"global-race"}
 TURN_HAS_NOT_COME = "load_acquire(counters + part) < passed_on"
 BEGUN = "if constexpr (cfg::paired)\n        cluster_sync();\n    else\n"
+
+
+def by_one_lane(file: str, before: str, release: str, run: Callable[[], Any]) -> SourceMutation:
+    """The first lane arrives for all others, which it has not met."""
+    one_lane = f"if (lane_index() == 0) for (int lane = 0; lane < warp_threads; ++lane) {release}"
+    return SourceMutation(file, {before + release: before + one_lane}, run, {"race"})
 
 
 SOURCE_MUTATIONS = {
@@ -415,9 +418,10 @@ SOURCE_MUTATIONS = {
     "a thread block ends while the other accesses its memory": SourceMutation(
         CONSUMER, {"if constexpr (cfg::paired)\n            cluster_sync();": ""}, run_pair, {"race"}
     ),
-    "one lane says that all have read a note": SourceMutation(
-        CONSUMER, {"if constexpr (cfg::Q_stages == 1)\n            __syncwarp();": ""}, run_one_stage, {"race"}
+    "one lane says that all have read a note": by_one_lane(
+        RING, "void release_by_lane() const { ", "mbarrier_arrive(empty);", run_one_stage
     ),
+    "one lane says that all have read a tile": by_one_lane(CONSUMER, "", "TileNote::release(slot);", run_keys_ahead),
     "P is multiplied before the other warpgroup has written it": SourceMutation(
         CONSUMER,
         {"shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);\n        start_dV": "start_dV"},

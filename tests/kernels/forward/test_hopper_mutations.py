@@ -155,7 +155,7 @@ MUTATIONS = {
     ),
     "an announcement is overwritten while it is read": no_wait("slot.wait_until_empty(place.lap);", "race"),
     "a tile is never announced": no_release("mbarrier_arrive(slot.full);"),
-    "an announcement is never released": no_release("slot.release();"),
+    "an announcement is never released": no_release("slot.release_by_lane();"),
     "a warp does not vote on whether exponentials overflowed": Mutation(
         VOTE, r"bar\.red", {"deadlock"}, change=without_the_last_warp
     ),

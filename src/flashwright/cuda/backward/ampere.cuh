@@ -78,15 +78,14 @@ struct NextQueries {
     }
     DEVICE void start_dO_copy() const { start_copy(shared.dO(steps.step), dO, args.dO); } // @operand dO
 
+    // Behind the last block of a head comes the first of the next. No branch: products that stand before and behind one are
+    // not mixed by the assembler, and additions to dQ would all wait for the last of them.
     DEVICE void advance() {
-        if (steps.advance()) {
-            find();
-        } else {
-            Q += cfg::B_r * row_stride_bytes<0>(args.forward.Q);
-            dO += cfg::B_r * row_stride_bytes<0>(args.dO);
-            lse += cfg::B_r;
-            dot += cfg::B_r;
-        }
+        const int heads = steps.advance() ? 1 : 0, rows = heads ? (1 - work.queries.count) * cfg::B_r : cfg::B_r;
+        Q += rows * row_stride_bytes<0>(args.forward.Q) + heads * element_bytes * args.forward.Q.head_stride;
+        dO += rows * row_stride_bytes<0>(args.dO) + heads * element_bytes * args.dO.head_stride;
+        lse += rows + heads * args.padded_rows;
+        dot += rows + heads * args.padded_rows;
     }
 
   private:

@@ -71,9 +71,7 @@ struct Consumer {
                 return;
             compute(step, step + steps);
             step += steps;
-            __syncwarp(); // the first lane releases what all have read
-            if (lane_index() == 0)
-                TileNote::release(slot);
+            TileNote::release(slot);
         }
     }
     // A tile, by all its steps.
@@ -260,13 +258,10 @@ struct Consumer {
         }
         wgmma_wait_group<1>();
         pin_registers(dV[0]);
-        dO(step).release(); // @operand dO
+        dO(step).release_by_lane(); // @operand dO
         wgmma_wait_group<0>();
         pin_registers(dK[0]);
-        // With one stage, the note that all lanes have read for dQ is written over behind this release.
-        if constexpr (cfg::Q_stages == 1)
-            __syncwarp();
-        Q(step).release(); // @operand Q
+        Q(step).release_by_lane(); // @operand Q
     }
 
     // Whether no query of a tile's first step attends to any key of this warpgroup. Its note was written before K was
@@ -289,8 +284,8 @@ struct Consumer {
             for (int i = 0; i < 4; ++i)
                 dS[n][i] = 0;
         hand_over_weights(step);
-        dO(step).release(); // @operand dO
-        Q(step).release(); // @operand Q
+        dO(step).release_by_lane(); // @operand dO
+        Q(step).release_by_lane(); // @operand Q
     }
 
     DEVICE void finish_dQ(int step) {
@@ -390,8 +385,8 @@ struct Consumer {
         else
             Sums::add(sums, dQ, thread);
         if constexpr (shape::takes_turns) {
-            __syncwarp(); // the first lane speaks for all
-            shared.turn(step).release();
+            __syncwarp(); // lanes that store and lanes that do not arrive together
+            shared.turn(step).release_by_lane();
         }
     }
 

@@ -213,9 +213,9 @@ struct SharedMemory {
                 V(group, stage).init_barriers(consumer_warps);
             }
         for (int stage = 0; stage < cfg::Q_stages; ++stage)
-            Q(stage).init_barriers(consumer_warps);
+            Q(stage).init_barriers(consumer_threads);
         for (int stage = 0; stage < cfg::dO_stages; ++stage)
-            dO(stage).init_barriers(consumer_warps);
+            dO(stage).init_barriers(consumer_threads);
         if constexpr (cfg::bulk_dQ) {
             for (int warpgroup = 0; warpgroup < cfg::n_consumers; ++warpgroup) {
                 mbarrier_init(dQ(warpgroup).full, consumer_warps / cfg::n_consumers);
@@ -223,7 +223,7 @@ struct SharedMemory {
             }
         } else if constexpr (shape::takes_turns) {
             for (int stage = 0; stage < shape::turn_stages; ++stage) {
-                turn(stage).init_barriers(consumer_warps);
+                turn(stage).init_barriers(consumer_threads);
                 passed_turn(stage).init_barriers(1);
                 if constexpr (shape::sends_turns)
                     taken_turn(stage).init_barriers(1);
@@ -241,7 +241,7 @@ struct SharedMemory {
             // who passes them on.
             constexpr int others = 1 + cfg::paired + (cfg::bulk_dQ ? 1 : shape::takes_turns ? 2 : 0);
             for (int stage = 0; stage < shape::tile_stages; ++stage)
-                tile(stage).init_barriers(shape::together * (consumer_warps + others));
+                tile(stage).init_barriers(shape::together * (consumer_threads + others));
         }
         mbarrier_init_fence();
     }

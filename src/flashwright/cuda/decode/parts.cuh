@@ -107,7 +107,7 @@ struct Progress {
 
     DEVICE Progress(const DecodeArguments &args, const Item &item, int segments)
         : word(args.progress + item.pair * args.kv_heads + item.head), segments(segments),
-          chunks(segments > 2 && segments < 1 << 15 ? ceil_div(item.tile_rows(), chunk_rows) : 1) {}
+          chunks(segments > 1 && segments < 1 << 15 ? ceil_div(item.tile_rows(), chunk_rows) : 1) {}
 
     // Counts a segment as arrived. Returns the first chunk to combine; `chunks` or more: none.
     DEVICE int arrive(bool stays) const {

@@ -63,7 +63,7 @@ struct Consumer {
     float O[1][cfg::d_head / mma_columns][accumulator_values];
 
     DEVICE void run() {
-        HopperTiles tiles{shared, all_lanes};
+        HopperTiles tiles{shared};
         for (Tile tile = tiles.next(); !tile.is_none(); tile = tiles.next()) {
             const HopperTileWork work(args.forward, tile);
             if (work.exists())

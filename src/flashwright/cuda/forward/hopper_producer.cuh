@@ -6,7 +6,7 @@
 DEVICE void produce(const HopperArguments &args, const SharedMemory &shared) {
     QPlace Q_place;
     KVPlace K_place, V_place;
-    HopperTiles tiles{shared, 1};
+    HopperTiles tiles{shared};
     for (Tile tile = tiles.next(); !tile.is_none(); tile = tiles.next()) {
         const HopperTileWork work(args.forward, tile);
         if (!work.exists() || work.keys.count <= 0)

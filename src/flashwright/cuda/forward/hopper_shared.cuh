@@ -55,7 +55,7 @@ struct SharedMemory {
             V(stage).init_barriers(consumer_warps);
         }
         for (int stage = 0; stage < shape::tile_stages; ++stage)
-            tile(stage).init_barriers(consumer_warps + 1); // the producer reads them too
+            tile(stage).init_barriers(cfg::n_consumers * warpgroup_threads + 1); // the producer reads them too
         mbarrier_init_fence();
     }
 

@@ -26,7 +26,6 @@ DEVICE void announce_tiles(TileSequence tiles, const Memory &shared) {
 // What the others read of it: all lanes of a consumer warp, or the one thread that produces.
 template <int stages, class Memory> struct AnnouncedTiles {
     const Memory &shared;
-    uint32 lanes;
     RingPlace<stages> place;
 
     // The next tile, or none at the end.
@@ -34,8 +33,7 @@ template <int stages, class Memory> struct AnnouncedTiles {
         const Slot slot = shared.tile(place.stage);
         slot.wait_until_full(place.lap);
         const Vector16B tile = load_shared_16B(slot.data);
-        __syncwarp(lanes); // the first lane releases what all have read
-        slot.release();
+        slot.release_by_lane();
         place.advance();
         return {(int)tile.words[0], (int)tile.words[1], (int)tile.words[2]};
     }

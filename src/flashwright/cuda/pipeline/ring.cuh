@@ -29,7 +29,7 @@ struct Slot {
     // `barriers` is the address of a pair.
     static DEVICE Slot at(uint32 data, uint32 barriers) { return {data, barriers, barriers + barrier_bytes}; }
 
-    // `readers` warps release it; one thread fills it, or announces a copy whose bytes count apart.
+    // `readers` release it, warps or lanes; one thread fills it, or announces a copy whose bytes count apart.
     DEVICE void init_barriers(int readers) const {
         mbarrier_init(full, 1);
         mbarrier_init(empty, readers);
@@ -38,11 +38,13 @@ struct Slot {
     // A barrier's first wait must return at once when a slot starts out empty: the lap before the first has ended.
     DEVICE void wait_until_full(uint32 lap) const { mbarrier_wait(full, lap); }
     DEVICE void wait_until_empty(uint32 lap) const { mbarrier_wait(empty, lap ^ 1); }
-    // By every warp that read it, after its reads.
+    // By every warp whose products read it, once they are complete.
     DEVICE void release() const {
         if (lane_index() == 0)
             mbarrier_arrive(empty);
     }
+    // By every lane that loaded from it itself: its arrival comes after its loads, and says nothing of those of others.
+    DEVICE void release_by_lane() const { mbarrier_arrive(empty); }
 };
 
 // Starts the copy of `rows` rows of a tensor into a slot, panel by panel. Other copies bring `more_bytes` for the slot.
