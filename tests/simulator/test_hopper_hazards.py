@@ -40,6 +40,7 @@ TWO_GROUPS = "fence(); mma(d, desc(t0), desc(t0), 0); commit(); mma(e, desc(t1),
 MMA = ISSUE + "finish<0>();\n"
 RELEASE = "if (lane == 0) arrive(empty);\n"
 LOAD = "d[0] = *(float *)(s + 16 * t);\n"
+LOAD_TOGETHER = "d[0] = *(float *)(s + 16 * warp);\n"
 STORE = "((int *)s)[t] = 1;\n"
 REFILL = "if (t == 0) fill(t0, in, full);\n"
 FILL = "for (int i = t; i < 1024; i += 160) ((uint4 *)s)[i] = make_uint4(0, 0, 0, i);\n"
@@ -71,6 +72,15 @@ def refilled(body: str, before_refill: str) -> str:
     return (
         consumer(body) + "else if (t == 128) { wait(full, 0); " + before_refill + "fill(t0, in, full); wait(full, 1); }"
     )
+
+
+def apart(even: str, odd: str, *, before: str = "", lanes: int = 128) -> str:
+    """Every other lane of the warpgroup does the one, and the other lanes the other: they do not meet. `fresh` expects
+    so many of them, and the tile is filled again."""
+    rest = [f'asm volatile("nanosleep.u32 {n};");' for n in range(4)]  # the compiler would merge what is equal
+    sides = f"if (lane % 2) {{ {rest[0]} {odd} {rest[1]} }} else {{ {rest[2]} {even} {rest[3]} }}"
+    barriers = f"if (t == 0) {{ init(fresh, {lanes}); init(fresh2, 64); }} __syncthreads();\n"
+    return barriers + refilled(WAIT + before + sides, before_refill="wait(fresh, 0);")
 
 
 def arithmetic(instruction: str, register: str) -> str:
@@ -163,6 +173,20 @@ TWINS = [
         "race",
         faulty=refilled(WAIT + LOAD + RELEASE, before_refill="wait(empty, 0);"),
         correct=refilled(WAIT + LOAD + "__syncwarp();" + RELEASE, before_refill="wait(empty, 0);"),
+        words=("bulk copy while another thread may still read", "read by warp"),
+    ),
+    Twins(
+        "of lanes that arrive apart the ones have not read what all read",
+        "race",
+        faulty=apart("arrive(fresh);" + LOAD_TOGETHER, LOAD_TOGETHER + "arrive(fresh);"),
+        correct=apart(LOAD_TOGETHER + "arrive(fresh);", LOAD_TOGETHER + "arrive(fresh);"),
+        words=("bulk copy while another thread may still read", "read by warp"),
+    ),
+    Twins(
+        "of lanes that arrive apart the ones tell another mbarrier",
+        "race",
+        faulty=apart("arrive(fresh);", "arrive(fresh2);", before=LOAD_TOGETHER, lanes=64),
+        correct=apart("arrive(fresh);", "arrive(fresh);", before=LOAD_TOGETHER),
         words=("bulk copy while another thread may still read", "read by warp"),
     ),
     Twins(

@@ -287,8 +287,9 @@ class GlobalHazards:
         if access.ordering is not None and access.ordering.is_flag:
             self._order.access(access.ordering, what, access.warps, granules)
 
-    def leave_behind(self, warp: int, lanes: np.ndarray, now: int) -> bool:
-        """These lanes of a warp ([lane] of bool) arrive somewhere: what others did since all met counts as done now.
+    def leave_behind(self, warp: int, lanes: np.ndarray, now: int, told: np.ndarray) -> bool:
+        """These lanes of a warp ([lane] of bool) arrive somewhere: what others did since all met, and have not told
+        before (`HazardTracker.publish_lanes`), counts as done now.
 
         Whether there was any.
         """
@@ -296,7 +297,7 @@ class GlobalHazards:
             return False
         is_moved = False
         met, stamp = (np.int64(time >> _TICK_SHIFT) for time in (self._clocks.met[warp], now))
-        for granules, is_read in self._recent.of_others(warp, lanes):
+        for granules, is_read in self._recent.of_others(warp, lanes, told):
             records = self._shadow.reads if is_read else self._shadow.writes
             found = records[granules]
             stamps = found >> _STAMP_SHIFT

@@ -185,12 +185,13 @@ class RecentAccesses:
                 known.clear()
             known.append((int(stamps[warp]), granules, warps, lanes, is_read))
 
-    def of_others(self, warp: int, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """(granules, whether they were read) of accesses by other lanes of the warp than these ([lane] of bool)."""
+    def of_others(self, warp: int, lanes: np.ndarray, told: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """(granules, whether they were read) of accesses by other lanes of the warp than these ([lane] of bool), but
+        for those before a lane's stamp in ``told``."""
         met = self._clocks.met[warp]
         for stamp, granules, warps, own_lanes, is_read in self._by_warp.get(warp, ()):
             if stamp >= met:
-                others = (warps == warp) & ~lanes[own_lanes]
+                others = (warps == warp) & ~lanes[own_lanes] & (stamp >= told[own_lanes])
                 if others.any():
                     yield granules[others], is_read
 
@@ -243,10 +244,12 @@ class HazardTracker:
         if access.ordering is not None:
             self._synchronise(access, access.ordering, warp, granules)
 
-    def publish_lanes(self, warp: int, lanes: np.ndarray) -> np.ndarray:
+    def publish_lanes(self, warp: int, lanes: np.ndarray, told: np.ndarray) -> np.ndarray:
         """These lanes of a warp ([lane] of bool) arrive somewhere: what they have done, and the warp has seen.
 
-        What the other lanes did since all met is not ordered before: it counts as done after the arrival.
+        What the other lanes did since all met is not ordered before: it counts as done after the arrival. An exception
+        is what a lane did before its stamp in ``told``, which is brought up to date: it arrived there by itself, and
+        whoever hears of this arrival hears of that one, too.
         """
         clock = self.clocks.publish(warp)
         if self._recent is None or lanes.all():
@@ -254,12 +257,13 @@ class HazardTracker:
         column = warp % self._wave.warps_per_block
         now, fence = clock[column], self.parties.fences + column
         far = self._wave.global_hazards
-        is_moved = far is not None and far.leave_behind(warp, lanes, int(now))
+        is_moved = far is not None and far.leave_behind(warp, lanes, int(now), told)
         was_fenced = False
-        for granules, is_read in self._recent.of_others(warp, lanes):
+        for granules, is_read in self._recent.of_others(warp, lanes, told):
             state, places = (self._reads, granules * self._readers + column) if is_read else (self.writes, granules)
             records = state[places]
-            chosen = ~lanes[records & (WARP_SIZE - 1)]
+            of_lane = records & (WARP_SIZE - 1)
+            chosen = ~lanes[of_lane] & (records >= told[of_lane])
             if is_read:
                 chosen |= (records & _SEVERAL) != 0
             else:
@@ -273,6 +277,7 @@ class HazardTracker:
             self.clocks.advance(np.array([warp]))
             if was_fenced:
                 self.clocks.seen[warp, fence] = now + TICK
+        told[lanes] = now
         return clock
 
     def _synchronise(self, access: SharedAccess, ordering: Ordering, warp: np.ndarray, granules: np.ndarray) -> None:

@@ -404,10 +404,13 @@ TURN_HAS_NOT_COME = "load_acquire(counters + part) < passed_on"
 BEGUN = "if constexpr (cfg::paired)\n        cluster_sync();\n    else\n"
 
 
-def by_one_lane(file: str, before: str, release: str, run: Callable[[], Any]) -> SourceMutation:
+LANES_MEET = "__syncwarp(); // lanes that have rows to store and lanes that have none arrive together\n            "
+
+
+def by_one_lane(file: str, before: str, release: str, run: Callable[[], Any], *, meeting: str = "") -> SourceMutation:
     """The first lane arrives for all others, which it has not met."""
     one_lane = f"if (lane_index() == 0) for (int lane = 0; lane < warp_threads; ++lane) {release}"
-    return SourceMutation(file, {before + release: before + one_lane}, run, {"race"})
+    return SourceMutation(file, {before + meeting + release: before + one_lane}, run, {"race"})
 
 
 SOURCE_MUTATIONS = {
@@ -421,7 +424,9 @@ SOURCE_MUTATIONS = {
     "one lane says that all have read a note": by_one_lane(
         RING, "void release_by_lane() const { ", "mbarrier_arrive(empty);", run_one_stage
     ),
-    "one lane says that all have read a tile": by_one_lane(CONSUMER, "", "TileNote::release(slot);", run_keys_ahead),
+    "one lane says that all have read a tile": by_one_lane(
+        CONSUMER, "step += steps;\n            ", "TileNote::release(slot);", run_keys_ahead, meeting=LANES_MEET
+    ),
     "P is multiplied before the other warpgroup has written it": SourceMutation(
         CONSUMER,
         {"shared.weights(step).wait_until_full(WeightsPlace::after(step).lap);\n        start_dV": "start_dV"},

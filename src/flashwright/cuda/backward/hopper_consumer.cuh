@@ -71,6 +71,7 @@ struct Consumer {
                 return;
             compute(step, step + steps);
             step += steps;
+            __syncwarp(); // lanes that have rows to store and lanes that have none arrive together
             TileNote::release(slot);
         }
     }

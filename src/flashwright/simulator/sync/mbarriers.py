@@ -49,6 +49,7 @@ class Mbarrier:
         self.init_stamp = np.int64(0)
         self.arrivals: list[np.ndarray] = []  # clocks of those that arrived in this phase
         self.arrived: list[tuple[int, int]] = []  # warps in this phase, and their stamps
+        self.told: dict[int, np.ndarray] = {}  # by warp, in this phase: of each lane, before which stamp it has arrived
         self.ends_by_itself = True  # whether this phase ends by those arrivals alone: no copies, no other blocks
         self.arrived_before: list[tuple[int, int]] | None = []  # in the phase before; None: it did not end by itself
         self.handed_over: np.ndarray | None = None  # what a thread that waited has seen
@@ -111,6 +112,7 @@ class Mbarriers:
         barrier.is_valid = True
         barrier.arrivals = []
         barrier.arrived, barrier.arrived_before = [], []
+        barrier.told = {}
         barrier.ends_by_itself = True
         barrier.handed_over = None
         if wave.hazards is not None:
@@ -192,7 +194,8 @@ class Mbarriers:
             warp = thread // WARP_SIZE
             lanes = wave.active_mask[warp * WARP_SIZE : (warp + 1) * WARP_SIZE]
             barrier.arrived.append((warp, int(wave.hazards.clocks.own()[warp])))
-            barrier.arrivals.append(wave.hazards.publish_lanes(warp, lanes))
+            told = barrier.told.setdefault(warp, np.zeros(WARP_SIZE, np.int64))
+            barrier.arrivals.append(wave.hazards.publish_lanes(warp, lanes, told))
         elif wave.remote_accesses is not None:
             barrier.ends_by_itself = False
             wave.remote_accesses.arrive(thread, barrier)
@@ -267,7 +270,7 @@ class Mbarriers:
             barrier.handed_over = handed_over
             barrier.arrivals = []
             barrier.arrived_before = barrier.arrived if barrier.ends_by_itself else None
-            barrier.arrived, barrier.ends_by_itself = [], True
+            barrier.arrived, barrier.told, barrier.ends_by_itself = [], {}, True
         waiting = [entry for entry in self._parked if entry.barrier is barrier]
         if waiting:
             self._parked = [entry for entry in self._parked if entry.barrier is not barrier]
