@@ -249,7 +249,7 @@ SOURCE_MUTATIONS = {
     ),
     "exponentials that overflow are kept": SourceMutation(
         SOFTMAX,
-        {"return sums.of[0].sum >= overflowing || sums.of[1].sum >= overflowing;": "return false;"},
+        {"return sums.of[0].sum() >= overflowing || sums.of[1].sum() >= overflowing;": "return false;"},
         run_overflowing,
     ),
     "a reference is lifted, and O is not rescaled": SourceMutation(

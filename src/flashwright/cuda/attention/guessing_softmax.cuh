@@ -28,6 +28,7 @@
 #include "attention/rescaling.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
+#include "ptx/opaque.cuh"
 #include "ptx/shuffle.cuh"
 #include "tile/accumulator.cuh"
 
@@ -40,16 +41,20 @@ template <class Policy> struct GuessingSoftmax {
     static constexpr float log2_overflowing = wide ? 96 : 15;
     static constexpr int headroom = wide ? 24 : 0;
 
-    // What a thread's exponentials of a row add up to in a step; and whether even or odd tiles have so much more of it
-    // than the others that one of them may dominate the step.
+    // What a thread's exponentials of a row add up to in a step, of even and of odd tiles. Where the ones have so much more
+    // of it than the others, one exponential may dominate the step.
+    static constexpr float peak_ratio = 16;
     struct StepSum {
-        float sum;
-        bool has_peak;
+        float of_tiles[2];
+
+        DEVICE float sum() const { return of_tiles[0] + of_tiles[1]; }
+        DEVICE bool has_peak() const {
+            return of_tiles[0] > peak_ratio * of_tiles[1] || of_tiles[1] > peak_ratio * of_tiles[0];
+        }
     };
     struct StepSums {
         StepSum of[halves];
     };
-    static constexpr float peak_ratio = 16;
 
     float reference[halves];     // in units of log2(e)·scale; minus infinity: no key so far
     float row_sum[halves] = {};  // of exponentials, before rounding: a thread's part
@@ -95,20 +100,24 @@ template <class Policy> struct GuessingSoftmax {
         return {exponentiate(S[0], 0), exponentiate(S[0], 1)};
     }
     static DEVICE bool overflows(const StepSums &sums) {
-        return sums.of[0].sum >= overflowing || sums.of[1].sum >= overflowing;
+        return sums.of[0].sum() >= overflowing || sums.of[1].sum() >= overflowing;
     }
 
-    // Adds them up, and returns the same.
+    // Adds them up, and returns the same. Few steps outweigh those before: only of these it matters whether an exponential
+    // dominates, and largest ones are found without a branch for each row, in chains that do not wait for each other.
     template <int column_tiles> DEVICE bool accept(const StepSums &sums, const float (&S)[1][column_tiles][4]) {
-        const bool dominant[halves] = {dominates(sums.of[0], 0), dominates(sums.of[1], 1)};
-        row_sum[0] += sums.of[0].sum;
-        row_sum[1] += sums.of[1].sum;
-        if (!__any_sync(all_lanes, dominant[0] || dominant[1] || exceeds_most()))
+        const bool outweigh[halves] = {outweighs(sums.of[0], 0), outweighs(sums.of[1], 1)};
+        row_sum[0] += sums.of[0].sum();
+        row_sum[1] += sums.of[1].sum();
+        if (!__any_sync(all_lanes, outweigh[0] || outweigh[1] || exceeds_most()))
             return false;
         const bool any_grown = __any_sync(all_lanes, exceeds_most());
+        const float largest[halves] = {largest_exponential(S[0], 0), largest_exponential(S[0], 1)};
 #pragma unroll
-        for (int half = 0; half < halves; ++half)
-            rounding[half] += dominant[half] ? rounding_of(largest_exponential(S[0], half)) : 0;
+        for (int half = 0; half < halves; ++half) {
+            const float added = computed_from_here(rounding_of(largest[half]));
+            rounding[half] += outweigh[half] && sums.of[half].has_peak() ? added : 0;
+        }
         return any_grown;
     }
 
@@ -159,15 +168,17 @@ template <class Policy> struct GuessingSoftmax {
     }
     DEVICE float exponential(float score, float relative_to) const { return exp2_approx(score * scale - relative_to); }
     static DEVICE float rounding_of(float exponential) { return rounded<Policy::dtype>(exponential) - exponential; }
-    DEVICE bool dominates(const StepSum &found, int half) const {
+    // Whether a step adds more than twice the sum so far.
+    DEVICE bool outweighs(const StepSum &found, int half) const {
         const float so_far = Policy::shares_dominance ? fmaxf(row_sum[half], largest_part[half]) : row_sum[half];
-        return found.has_peak && found.sum > 2 * so_far;
+        return found.sum() > 2 * so_far;
     }
+    DEVICE bool dominates(const StepSum &found, int half) const { return outweighs(found, half) && found.has_peak(); }
     // Of a thread's maximum and what its exponentials are. Returns whether the largest dominates.
     DEVICE bool add_with_care(const StepSum &found, int half, float maximum) {
         const bool dominant = dominates(found, half);
         rounding[half] += dominant ? rounding_of(exponential(maximum, finite(reference[half]))) : 0;
-        row_sum[half] += found.sum;
+        row_sum[half] += found.sum();
         return dominant;
     }
     // The other threads of a row in whose first blocks a key dominates learn of it: a key that the row attends to alone,
@@ -194,17 +205,19 @@ template <class Policy> struct GuessingSoftmax {
     template <int column_tiles> DEVICE StepSum exponentiate(float (&S)[column_tiles][4], int half) const {
         constexpr int delay = Policy::spreads_chains ? 2 : 0;
         const float relative_to = finite(reference[half]);
-        float sums[2] = {}; // of even and of odd tiles
+        StepSum found;
 #pragma unroll
         for (int n = 0; n < column_tiles + delay; ++n) {
             if (n < column_tiles)
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; ++i)
                     S[n][i] = exponential(S[n][i], relative_to);
-            if (n >= delay)
-                sums[n % 2] += S[n - delay][2 * half] + S[n - delay][2 * half + 1];
+            if (n >= delay) {
+                const float sum = S[n - delay][2 * half] + S[n - delay][2 * half + 1];
+                found.of_tiles[n % 2] = n - delay < 2 ? sum : found.of_tiles[n % 2] + sum;
+            }
         }
-        return {sums[0] + sums[1], sums[0] > peak_ratio * sums[1] || sums[1] > peak_ratio * sums[0]};
+        return found;
     }
     DEVICE void shrink(int half, float factor) {
         row_sum[half] *= factor;
