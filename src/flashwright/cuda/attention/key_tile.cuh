@@ -106,25 +106,34 @@ template <class Work> struct QuerySteps {
     }
 };
 
-// The same for steps that come one after the other, without a division in each.
-template <class Work> struct RunningSteps {
+// The same for steps that come one after the other. Nothing is found anew in each: divisions, products, and branches at a
+// new head would stand between products that the assembler mixes otherwise.
+template <class Work, int block_queries> struct RunningSteps {
     const BackwardArguments &args;
     const Work &work;
     int step = 0;
     int index = 0, block_of_head = 0; // of grouped heads: which is at hand, and its block
+    int64 row;                        // the first of the block at hand, in the buffers of padded rows
 
-    DEVICE RunningSteps(const BackwardArguments &args, const Work &work) : args(args), work(work) {}
+    DEVICE RunningSteps(const BackwardArguments &args, const Work &work) : args(args), work(work) {
+        const QueryStep first = at_hand();
+        row = padded_row<block_queries>(args, work.sequence, first.head, work.tile.batch) + first.first_row;
+    }
 
     DEVICE QueryStep at_hand() const { return of(index, block()); }
     DEVICE QueryStep before() const {
-        const bool of_another_head = variant::grouped_heads && block() == 0;
-        return of(index - of_another_head, (of_another_head ? work.queries.count : block()) - 1);
+        return of(index - begins_head(), (begins_head() ? work.queries.count : block()) - 1);
     }
+    DEVICE int64 row_before() const { return row - (begins_head() ? to_next_head() : block_queries); }
+
     // Returns whether another head is at hand now.
     DEVICE bool advance() {
         ++step;
-        if (!variant::grouped_heads || ++block_of_head < work.queries.count)
+        if (!variant::grouped_heads || ++block_of_head < work.queries.count) {
+            row += block_queries;
             return false;
+        }
+        row += to_next_head();
         block_of_head = 0;
         ++index;
         return true;
@@ -132,6 +141,9 @@ template <class Work> struct RunningSteps {
 
   private:
     DEVICE int block() const { return variant::grouped_heads ? block_of_head : step; }
+    DEVICE bool begins_head() const { return variant::grouped_heads && block() == 0; }
+    // Rows from the last block of a head to the first of the next.
+    DEVICE int64 to_next_head() const { return args.padded_rows - (work.queries.count - 1) * block_queries; }
     DEVICE QueryStep of(int index, int block) const {
         return {work.q_head(args, index), block, work.queries.first_query(block)};
     }

@@ -11,6 +11,7 @@
 #include "attention/score_gradients.cuh"
 #include "attention/sources.cuh"
 #include "backward/dq_sums.cuh"
+#include "ptx/order.cuh"
 #include "tile/copy.cuh"
 #include "tile/products.cuh"
 #include "tile/store.cuh"
@@ -63,9 +64,8 @@ struct NextQueries {
     const BackwardArguments &args;
     const Work &work;
     SharedMemory shared;
-    RunningSteps<Work> steps;
-    const char *Q, *dO;       // this thread's first vectors
-    const float *lse, *dot;   // the block's first row
+    RunningSteps<Work, cfg::B_r> steps;
+    const char *Q, *dO; // this thread's first vectors
 
     DEVICE NextQueries(const BackwardArguments &args, const Work &work, SharedMemory shared)
         : args(args), work(work), shared(shared), steps(args, work) {
@@ -78,24 +78,22 @@ struct NextQueries {
     }
     DEVICE void start_dO_copy() const { start_copy(shared.dO(steps.step), dO, args.dO); } // @operand dO
 
-    // Behind the last block of a head comes the first of the next. No branch: products that stand before and behind one are
-    // not mixed by the assembler, and additions to dQ would all wait for the last of them.
+    // Behind the last block of a head comes the first of the next.
     DEVICE void advance() {
-        const int heads = steps.advance() ? 1 : 0, rows = heads ? (1 - work.queries.count) * cfg::B_r : cfg::B_r;
-        Q += rows * row_stride_bytes<0>(args.forward.Q) + heads * element_bytes * args.forward.Q.head_stride;
-        dO += rows * row_stride_bytes<0>(args.dO) + heads * element_bytes * args.dO.head_stride;
-        lse += rows + heads * args.padded_rows;
-        dot += rows + heads * args.padded_rows;
+        const bool of_another_head = steps.advance();
+        move(Q, of_another_head, row_stride_bytes<0>(args.forward.Q), element_bytes * args.forward.Q.head_stride);
+        move(dO, of_another_head, row_stride_bytes<0>(args.dO), element_bytes * args.dO.head_stride);
     }
 
   private:
+    DEVICE void move(const char *&place, bool of_another_head, int64 row, int64 head) const {
+        const int rows_behind = (work.queries.count - 1) * cfg::B_r;
+        place += of_another_head ? head - rows_behind * row : cfg::B_r * row;
+    }
     DEVICE void find() {
         const QueryStep at = steps.at_hand();
         Q = first_vector(args.forward.Q, at);
         dO = first_vector(args.dO, at);
-        const int64 row = padded_row<cfg::B_r>(args, work.sequence, at.head, work.tile.batch) + at.first_row;
-        lse = args.row_lse + row;
-        dot = args.row_dot + row;
     }
     DEVICE const char *first_vector(const TensorView &tensor, const QueryStep &at) const {
         const int64 stride = row_stride_bytes<0>(tensor);
@@ -112,8 +110,9 @@ struct NextQueries {
 #pragma unroll
         for (int first = 0; first < 2 * term_vectors; first += shape::threads) {
             const int place = first + threadIdx.x, i = place % term_vectors;
+            const float *terms = place < term_vectors ? args.row_lse : args.row_dot;
             if (place < 2 * term_vectors)
-                cp_async_16B(target + place * vector_bytes, (place < term_vectors ? lse : dot) + i * vector_rows);
+                cp_async_16B(target + place * vector_bytes, terms + steps.row + i * vector_rows);
         }
     }
 };
@@ -203,13 +202,17 @@ struct Warp {
 // A late dQ has no registers for more than one address.
 constexpr bool of_one_address = cfg::late_dQ;
 
+// Whether products of the step are left when dQ is complete, and nothing waits for their end. Half of the additions to dQ
+// are issued among them: all at once fill the queue of memory accesses, behind which operands are loaded.
+constexpr bool adds_in_halves =
+    cfg::parts > 1 && !cfg::late_dQ && !cfg::ordered && cfg::Q_stages == 2 && cfg::dO_stages == 2;
+
 // dQ of the block of queries that a step is at, added to its sums.
 DEVICE void add_queries_gradient(const Warp &warp, const BackwardArguments &args, const Work &work, const QueryStep &at,
-                                 int step) {
+                                 int64 row, int step) {
     Sums::Accumulator dQ = {};
     warp.queries_gradient(dQ, step); // @product dQ
-    float *sums =
-        args.dQ_sums + (padded_row<cfg::B_r>(args, work.sequence, at.head, work.tile.batch) + at.first_row) * cfg::d_head;
+    float *sums = args.dQ_sums + row * cfg::d_head;
     if constexpr (cfg::ordered) {
         const Turn turn = Turn::of<Work, cfg::B_r, cfg::B_c>(args, work, at);
         if (threadIdx.x == 0)
@@ -225,7 +228,7 @@ DEVICE void add_queries_gradient(const Warp &warp, const BackwardArguments &args
 }
 
 // One block of queries.
-DEVICE void query_step(Warp &warp, const RunningSteps<Work> &running, NextQueries &next, int steps) {
+DEVICE void query_step(Warp &warp, const RunningSteps<Work, cfg::B_r> &running, NextQueries &next, int steps) {
     const BackwardArguments &args = next.args;
     const Work &work = next.work;
     const SharedMemory &shared = warp.shared;
@@ -245,7 +248,7 @@ DEVICE void query_step(Warp &warp, const RunningSteps<Work> &running, NextQuerie
     // Of the warps that share a scheduler, one multiplies for dQ while the other exponentiates. In order, all add at once.
     const bool dQ_first = cfg::n_warps > schedulers && !cfg::ordered && warp.warp / schedulers % 2;
     if (cfg::late_dQ && dQ_first && step > 0)
-        add_queries_gradient(warp, args, work, running.before(), step - 1);
+        add_queries_gradient(warp, args, work, running.before(), running.row_before(), step - 1);
 
     const float scale_log2 = args.forward.softmax_scale * log2_e;
     const bool plain = at.block >= work.queries.plain_begin && at.block < work.queries.plain_end;
@@ -273,14 +276,23 @@ DEVICE void query_step(Warp &warp, const RunningSteps<Work> &running, NextQuerie
         warp.own_gradient(warp.dK, dS, shared.Q(step), slice); // @product dK
     }
     if (cfg::late_dQ && !dQ_first && step > 0)
-        add_queries_gradient(warp, args, work, running.before(), step - 1);
+        add_queries_gradient(warp, args, work, running.before(), running.row_before(), step - 1);
 
     // After this barrier dS, and P if it is there, is visible to all warps. With one part, every warp has finished with
     // Q and dO: a late dQ needs the barrier for nothing else.
     if (!cfg::late_dQ || cfg::parts > 1 || cfg::Q_stages == 1 || cfg::dO_stages == 1)
         __syncthreads();
-    if constexpr (cfg::parts > 1) {
+    if constexpr (cfg::parts > 1)
         warp.others_gradient(warp.dV, shared.P(), shared.dO(step)); // @product dV
+    if constexpr (adds_in_halves) {
+        Sums::Accumulator dQ = {};
+        warp.queries_gradient(dQ, step); // @product dQ
+        float *sums = args.dQ_sums + running.row * cfg::d_head;
+        Sums::add<true, 0, 2>(sums, dQ);
+        keep_order_here();
+        Sums::add<true, 1, 2>(sums, dQ);
+    }
+    if constexpr (cfg::parts > 1) {
         warp.others_gradient(warp.dK, shared.dS(step), shared.Q(step)); // @product dK
         if (cfg::Q_stages == 1 || cfg::dO_stages == 1)
             __syncthreads(); // every warp has finished with Q and dO
@@ -291,8 +303,8 @@ DEVICE void query_step(Warp &warp, const RunningSteps<Work> &running, NextQuerie
         next.start_dO_copy();
     next.advance();
 
-    if constexpr (!cfg::late_dQ)
-        add_queries_gradient(warp, args, work, at, step);
+    if constexpr (!cfg::late_dQ && !adds_in_halves)
+        add_queries_gradient(warp, args, work, at, running.row, step);
 }
 
 DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemory shared) {
@@ -311,13 +323,13 @@ DEVICE void compute(const BackwardArguments &args, const Work &work, SharedMemor
         next.start_Q_copy();
         next.start_dO_copy();
         next.advance();
-        RunningSteps<Work> running(args, work);
+        RunningSteps<Work, cfg::B_r> running(args, work);
 #pragma unroll 1
         for (; running.step < steps; running.advance())
             query_step(warp, running, next, steps);
         if constexpr (cfg::late_dQ) {
             __syncthreads(); // dS of the last block is visible to all warps
-            add_queries_gradient(warp, args, work, running.before(), steps - 1);
+            add_queries_gradient(warp, args, work, running.before(), running.row_before(), steps - 1);
         }
     }
 #pragma unroll
