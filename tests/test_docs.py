@@ -163,23 +163,24 @@ def test_without_measurements_the_pages_say_so_and_how_to_make_them(inputs):
 ENVIRONMENT = {"gpu": "NVIDIA Fake", "driver": "1", "torch": "2", "nvrtc": "3", "date": "2030-01-02T03:04:05"}
 
 
-def family_result(operation: str = "forward") -> BenchResult:
-    """The Ampere family and its peer, on normal scores and with a sink."""
+def family_result(operation: str = "forward", *, ours: str = "ampere", peer: str = "sdpa-fa2") -> BenchResult:
+    """A family and its peer, on normal scores and with a sink."""
     cells = []
     for cell in grid(lengths=(512, 1024), scores=("normal", "sink"), operation=operation):
-        times = {ours_of("ampere"): 2.0 if cell.scores == "normal" else 2.5, "sdpa-fa2": 3.0}
+        times = {ours_of(ours): 2.0 if cell.scores == "normal" else 2.5, peer: 3.0}
         cells.append(CellResult(cell, {name: Measurement(ms, 10.0, 1e-3) for name, ms in times.items()}))
     return BenchResult(ENVIRONMENT, {}, tuple(cells))
 
 
-def test_speeds_by_kind_of_scores_fill_their_table_or_say_how_to_measure_them(inputs):
-    unmeasured = renderers(replace(inputs, scores=None), None)["scores-table"]("")
-    assert "Not measured yet" in unmeasured
-    measured = renderers(replace(inputs, scores=family_result()), None)["scores-table"]("")
-    assert "| ÷ FlashAttention-2 (SDPA), mean (worst) |" in measured
-    row = "| `sink` | flashwright (ampere) | 1.20 | 1.20 (64, full, 512) | 1.20 (1.20) | 0.80 (64, full, 512) |"
-    assert row in measured
-    assert "NVIDIA Fake" in measured
+def test_speeds_by_kind_of_scores_are_beside_the_peer_of_their_family(inputs):
+    of_families = {"ampere": family_result(), "hopper": family_result(ours="hopper", peer="sdpa-cudnn")}
+    changed = replace(inputs, scores=of_families, best_peers=dict.fromkeys(inputs.best_peers, 1.2))
+    table_of = renderers(changed, None)["scores-table"]
+    assert "| ÷ FlashAttention-2 (SDPA), mean (worst) | ÷ normal scores, worst cell |" in table_of("ampere")
+    assert "| `sink` | 1.20 (1.20) | 0.80 (64, full, 512) |" in table_of("ampere")
+    assert "| ÷ cuDNN (SDPA), mean (worst) | ÷ the fastest of four, mean | worst cell |" in table_of("hopper")
+    assert "| `sink` | 1.20 (1.20) | 1.00 | 1.00 (64, full, 512) | 0.80 (64, full, 512) |" in table_of("hopper")
+    assert "12 cells a kind. NVIDIA Fake" in table_of("hopper")
 
 
 def test_a_grid_of_the_ampere_family_is_a_result_of_bench_or_of_the_fastest_configs(tmp_path):

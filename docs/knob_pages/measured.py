@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flashwright.problem.flops import BACKWARD
-from flashwright.workbench.bench.grid import length_text
+from flashwright.workbench.bench.best_peers import PEER_OF_FAMILY, Problem, leads
+from flashwright.workbench.bench.grid import Cell, length_text
 from flashwright.workbench.bench.result_files import read_document
 from flashwright.workbench.bench.results import (
     OURS,
@@ -29,9 +30,6 @@ from flashwright.workbench.ladder import Ladder
 from .markdown import table
 
 PEERS = ("sdpa-cudnn", "sdpa-fa2")
-SCORES_MEASURED_BY = (
-    "flashwright bench --scores all --family hopper,ampere --output benchmarks/results/scores_h200_bf16.json"
-)
 
 
 def bench_table(result: BenchResult) -> str:
@@ -74,25 +72,24 @@ def kinds_table() -> str:
     return table(["kind", "what its scores look like"], [[f"`{k.name}`", k.meaning] for k in KINDS.values()], 2)
 
 
-def scores_table(result: BenchResult | None) -> str:
-    """Per kind of scores and family: the speed beside the fastest peer of each cell, each peer, and normal scores."""
-    if result is None:
-        return f"Not measured yet. On a GPU: `{SCORES_MEASURED_BY}`, then `make docs`."
-    rows = [
-        [
-            f"`{summary.scores}`",
-            summary.name,
-            "–" if summary.mean_to_best is None else f"{summary.mean_to_best:.2f}",
-            _worst(summary.worst_to_best),
-            *(_mean_and_worst(summary, peer) for peer in result.peers()),
-            _worst(summary.worst_to_normal),
-        ]
-        for summary in result.summaries()
-    ]
-    header = ["scores", "implementation", "÷ best peer, mean", "÷ best peer, worst cell"]
-    header += [f"÷ {label_of(peer)}, mean (worst)" for peer in result.peers()]
-    text = table([*header, "÷ normal scores, worst cell"], rows, numbers_from=2)
-    return f"{text}\n\n{_machine(result.environment)}."
+def scores_table(result: BenchResult, best: Mapping[Problem, float]) -> str:
+    """Per kind of scores: the speed of one family beside its peer, and beside its own on normal scores. `best` is what
+    the fastest peers have over cuDNN."""
+    (name,), (peer,) = result.ours(), result.peers()
+    by_kind = {kind: found for _, kind, found in leads(result, best)}
+    rows = []
+    for summary in result.summaries():
+        found = by_kind[summary.scores]
+        row = [f"`{summary.scores}`", _mean_and_worst(summary, peer)]
+        if name not in PEER_OF_FAMILY:
+            mean, (smallest, where) = geometric_mean(each.ratio for each in found), found[0]
+            row += [f"{mean:.2f}", f"{smallest:.2f} ({_place(where)})"]
+        rows.append([*row, _worst(summary.worst_to_normal)])
+    header = ["scores", f"÷ {label_of(peer)}, mean (worst)"]
+    if name not in PEER_OF_FAMILY:
+        header += ["÷ the fastest of four, mean", "worst cell"]
+    text = table([*header, "÷ normal scores, worst cell"], rows, numbers_from=1)
+    return f"{text}\n\n{len(by_kind[NORMAL])} cells a kind. {_machine(result.environment)}."
 
 
 def _mean_and_worst(summary: KindSummary, peer: str) -> str:
@@ -101,10 +98,11 @@ def _mean_and_worst(summary: KindSummary, peer: str) -> str:
 
 
 def _worst(worst: Worst | None) -> str:
-    if worst is None:
-        return "–"
-    cell = worst.cell
-    return f"{worst.ratio:.2f} ({cell.d_head}, {cell.mask}, {length_text(cell.length)})"
+    return "–" if worst is None else f"{worst.ratio:.2f} ({_place(worst.cell)})"
+
+
+def _place(cell: Cell) -> str:
+    return f"{cell.d_head}, {cell.mask}, {length_text(cell.length)}"
 
 
 def ladder_table(ladder: Ladder) -> str:

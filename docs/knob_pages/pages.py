@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flashwright.runtime.progress import progress_bar
+from flashwright.workbench.bench.best_peers import best_over_common
 from flashwright.workbench.bench.claims import read_claims
 from flashwright.workbench.bench.knob_effects import bases, configs_of, read_knob_effects
 from flashwright.workbench.bench.result_files import write_atomically
@@ -29,11 +30,15 @@ FACTS, LADDER, EFFECTS, BENCH = (
 )
 HOPPER_FACTS = RESULTS / "hopper_knob_facts.json"
 ERRORS = RESULTS / "simulated_errors.json"
-SCORES = RESULTS / "scores_h200_bf16.json"
+SCORES = {family: RESULTS / f"scores_{family}_h200_bf16.json" for family in ("hopper", "ampere")}
+PEERS = RESULTS / "peers_h200.json"
 HOPPER_LADDER = RESULTS / "ladder_hopper_h200.json"
 BACKWARD_LADDERS = {family: RESULTS / f"ladder_backward_{family}_h200.json" for family in ("ampere", "hopper")}
-AMPERE_GRIDS = {dtype: RESULTS / f"ampere_h200_{dtype.lower()}.json" for dtype in ("BF16", "FP16")}
-AMPERE_GRIDS["BF16, gradients"] = RESULTS / "backward_ampere_h200_bf16.json"
+AMPERE_GRIDS = {
+    "BF16": SCORES["ampere"],
+    "FP16": RESULTS / "ampere_h200_fp16.json",
+    "BF16, gradients": RESULTS / "backward_ampere_h200_bf16.json",
+}
 CLAIMS = RESULTS / "claims_h200.json"
 DISTRIBUTED = RESULTS / "distributed_h200.json"
 INDEX = Path("docs/README.md")
@@ -59,7 +64,8 @@ def read_inputs(root: Path = ROOT) -> Inputs:
         read_ladder(root / LADDER),
         effects,
         read_result(root / BENCH),
-        read_result(root / SCORES) if (root / SCORES).exists() else None,
+        {family: read_result(root / path) for family, path in SCORES.items()},
+        best_over_common(root / PEERS),
         read_ladder(root / HOPPER_LADDER),
         {family: read_ladder(root / path) for family, path in BACKWARD_LADDERS.items()},
         {dtype: read_ampere_grid(root / path) for dtype, path in AMPERE_GRIDS.items()},

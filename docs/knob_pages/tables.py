@@ -18,6 +18,7 @@ from flashwright.kernels.forward.ampere.registers import estimate
 from flashwright.kernels.forward.ampere.space import get_autotuning_kernel_configs
 from flashwright.kernels.registry import families, rejection_reason
 from flashwright.problem.dtypes import DType
+from flashwright.workbench.bench.best_peers import Problem
 from flashwright.workbench.bench.claims import ClaimResults
 from flashwright.workbench.bench.knob_effects import LENGTHS, PEER, Base, Effect, KnobEffects, bases, effect, spread
 from flashwright.workbench.bench.results import BenchResult
@@ -70,8 +71,10 @@ class Inputs:
     effects: KnobEffects | None
     """None until they have been measured."""
     bench: BenchResult
-    scores: BenchResult | None
-    """By kind of scores; None until it has been measured."""
+    scores: Mapping[str, BenchResult]
+    """By kind of scores, of each family."""
+    best_peers: Mapping[Problem, float]
+    """What the fastest peers have over cuDNN."""
     hopper_ladder: Ladder
     backward_ladders: Mapping[str, Ladder]
     """By family."""
@@ -103,7 +106,7 @@ def renderers(inputs: Inputs, knob: str | None, of: KnobSet = AMPERE) -> dict[st
         "broken": lambda _: _broken(inputs.facts),
         "bench-table": lambda _: bench_table(inputs.bench),
         "kinds-table": lambda _: kinds_table(),
-        "scores-table": lambda _: scores_table(inputs.scores),
+        "scores-table": lambda family: scores_table(inputs.scores[family], inputs.best_peers),
         "ladder-table": lambda _: ladder_table(inputs.ladder),
         "hopper-ladder-table": lambda _: ladder_table(inputs.hopper_ladder),
         "backward-ladder-table": lambda family: ladder_table(inputs.backward_ladders[family]),

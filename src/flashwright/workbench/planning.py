@@ -20,7 +20,7 @@ from flashwright.problem.window import Window
 CAUSAL = Window(None, 0)
 INSIDE = "nvlink"
 """What connects the GPUs of a machine."""
-MEASURED_BACKWARD = {("NVIDIA H200", 64): 545e12, ("NVIDIA H200", 128): 582e12, ("NVIDIA H200", 256): 438e12}
+MEASURED_BACKWARD = {("NVIDIA H200", 64): 580e12, ("NVIDIA H200", 128): 607e12, ("NVIDIA H200", 256): 454e12}
 """FLOP/s of the backward of 8192 rows without a mask in bf16, by GPU and head dimension: `speeds` of
 benchmarks/results/distributed_h200.json."""
 MOST_GPUS = 1024
