@@ -35,8 +35,8 @@ def families_of_this_gpu() -> list[str]:
 
 def flashwright(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "flashwright", *arguments], capture_output=True, text=True, timeout=240, cwd=cwd,
-        env=ENVIRONMENT,
+        [sys.executable, "-X", "faulthandler", "-m", "flashwright", *arguments], capture_output=True, text=True,
+        timeout=240, cwd=cwd, env=ENVIRONMENT,
     )  # fmt: skip
 
 

@@ -103,6 +103,22 @@ def test_padded_batches_choose_the_tokens_of_fp32(model, in_fp32, options):
     assert agreements["flashwright"] >= agreements["sdpa"] - 0.05
 
 
+@pytest.fixture
+def inputs_are_cleared_before_they_are_filled(monkeypatch):
+    """Continuous batching clears its tensors on the default stream and fills them on another, which does not wait
+    (transformers 5.17 to 5.23): on a busy GPU the first batch is lost, whatever computes the attention."""
+    from transformers.generation.continuous_batching.input_outputs import HostDeviceIOPair
+
+    fill = HostDeviceIOPair.transfer_inputs_h2d
+
+    def wait_and_fill(*arguments: Any) -> None:
+        torch.cuda.default_stream().synchronize()
+        fill(*arguments)
+
+    monkeypatch.setattr(HostDeviceIOPair, "transfer_inputs_h2d", wait_and_fill)
+
+
+@pytest.mark.usefixtures("inputs_are_cleared_before_they_are_filled")
 def test_continuous_batching_with_a_paged_cache_chooses_the_tokens_of_fp32(model, in_fp32, monkeypatch):
     model.set_attn_implementation("flashwright")
     with monkeypatch.context() as patch:
