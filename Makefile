@@ -11,10 +11,10 @@ run: $(VENV)/.installed
 	$(BIN)/flashwright ladder
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not slow" --hypothesis-profile=repeatable
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow" --hypothesis-profile=repeatable
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(TEST_WORKERS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
 # On a machine with a GPU, in whatever environment it has: nothing is installed. Processes share the GPU, and take one
 # test after the other in the order of tests/conftest.py. Without a GPU every test is skipped, with the reason.
